@@ -14,6 +14,7 @@ from mmserve.cli.chaos import add_chaos, chaos
 from mmserve.cli.chat import add_chat, chat
 from mmserve.cli.completion import add_completion, completion
 from mmserve.cli.doctor import add_doctor, doctor
+from mmserve.cli.explain import add_explain, explain
 from mmserve.cli.models import add_models, models
 from mmserve.cli.plan import add_plan, plan
 from mmserve.cli.serve import add_serve, serve
@@ -27,6 +28,7 @@ _COMMANDS = {
     "chaos": chaos,
     "chat": chat,
     "doctor": doctor,
+    "explain": explain,
     "models": models,
     "plan": plan,
     "status": status,
@@ -79,6 +81,7 @@ def _parser() -> _Parser:
     add_batch(commands)
     add_bench(commands)
     add_doctor(commands)
+    add_explain(commands)
     add_models(commands)
     add_plan(commands)
     add_chaos(commands)

@@ -36,6 +36,7 @@ from mmserve.httpserver.api.openapi import add_protocol_route, describe
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, parse_request
 from mmserve.httpserver.api.relevance import relevance_routes
+from mmserve.httpserver.api.render import render_routes
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.api.tokens import token_routes
 from mmserve.httpserver.call import kept_nbytes
@@ -70,6 +71,7 @@ def make_app(context: WorkerContext, endpoints: Mapping[str, Endpoint], batches:
         app.include_router(asset_routes(files))
     app.include_router(count_routes(context))
     app.include_router(token_routes(context))
+    app.include_router(render_routes(context))
     app.include_router(relevance_routes(context))
     app.include_router(stored_routes(context))
     if context.deployment.config.enable_admin:

@@ -9,6 +9,7 @@ MODEL = "MODEL"
 _MESSAGES = [{"role": "user", "content": "Hello"}]
 SMALLEST_BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/chat/completions": ({"model": MODEL, "messages": _MESSAGES},),
+    "/v1/chat/completions/render": ({"model": MODEL, "messages": _MESSAGES},),
     "/v1/completions": ({"model": MODEL, "prompt": "Hello"},),
     "/v1/embeddings": ({"input": "Hello"}, {"messages": _MESSAGES}),
     "/v1/messages": ({"model": MODEL, "max_tokens": 16, "messages": _MESSAGES},),

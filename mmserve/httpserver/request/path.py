@@ -34,6 +34,7 @@ from mmserve.httpserver.request.metrics import ChoiceMetrics, count_request
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.sequences import sequences_of
 from mmserve.httpserver.request.token_bans import check_a_token_is_left
+from mmserve.messages.media import Grid
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.interface import Expansion
 from mmserve.runtime.worker_threads import WorkerThreads
@@ -61,19 +62,21 @@ class PromptSource(Protocol):
     ) -> array[int]: ...
 
 
-class ImageSize(NamedTuple):
-    """An upright image in pixels, and its tokens in the prompt."""
+class ReadImage(NamedTuple):
+    """An upright image in pixels, and its tokens in the prompt, which stand in these grids. ``key``: of its content."""
 
     width: int
     height: int
     tokens: int
+    grids: tuple[Grid, ...]
+    key: bytes
 
 
 class PromptTokens(NamedTuple):
     """Of a request that generates nothing: the token ids of each prompt, and its images in order."""
 
     ids: list[array[int]]
-    images: list[ImageSize]
+    images: list[ReadImage]
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,11 @@ class RequestPath:
         expansions = alloc_path.leases.expansions(items)
         ids = await self._of_each_prompt(call, lambda prompt: token_ids(prompt, call.media, expansions))
         pairs = zip(items, expansions, strict=True)
-        return PromptTokens(ids, [ImageSize(item.width, item.height, each.num_rows) for item, each in pairs])
+        images = [
+            ReadImage(item.width, item.height, each.num_rows, tuple(run.grid for run in each.runs), item.key)
+            for item, each in pairs
+        ]
+        return PromptTokens(ids, images)
 
     async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""
