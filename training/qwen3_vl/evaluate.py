@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from math import prod
@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 import transformers
 from PIL import Image
 from torch import Tensor
@@ -28,9 +29,11 @@ from training.exam import ask as exam
 from training.exam import report
 from training.exam.sets import Answer, exact
 from training.qwen3_vl.questions import HELD_OUT, samples
+from training.qwen3_vl.several import questions as several
 from training.qwen3_vl.shape import MERGE
 from training.sample import Sample
 
+KINDS = (*HELD_OUT, *several.HELD_OUT)
 LONGEST_TOKENS = 32
 PICTURE = "<image>"
 Mistake = Callable[[], AbstractContextManager[object]]
@@ -115,11 +118,54 @@ def without_deepstack() -> AbstractContextManager[object]:
     return mock.patch.object(qwen3_vl.Qwen3VLTextModel, "_deepstack_process", lambda self, hidden, mask, seen: hidden)
 
 
+def spans_exchanged() -> AbstractContextManager[object]:
+    """The last picture's rows stand first, in all streams."""
+    right = qwen3_vl.Qwen3VLModel.get_image_features
+
+    def wrong(self: Any, pixel_values: Tensor, image_grid_thw: Tensor, **options: Any) -> Any:
+        found = right(self, pixel_values, image_grid_thw, **options)
+        found.pooler_output = found.pooler_output[::-1]
+        found.deepstack_features = [stream[::-1] for stream in found.deepstack_features]
+        return found
+
+    return mock.patch.object(qwen3_vl.Qwen3VLModel, "get_image_features", wrong)
+
+
+def axes_from_start() -> AbstractContextManager[object]:
+    """The rows and columns of every picture count from the start of the prompt."""
+    right: Callable[..., Tensor] = qwen3_vl.Qwen3VLModel.get_vision_position_ids
+
+    def wrong(self: Any, start_position: int, *args: Any, **options: Any) -> Tensor:
+        found = right(self, start_position, *args, **options)
+        found[1:] -= start_position
+        return found
+
+    return mock.patch.object(qwen3_vl.Qwen3VLModel, "get_vision_position_ids", wrong)
+
+
+def positions_by_cells() -> AbstractContextManager[object]:
+    """Positions behind a picture go on by its number of cells instead of its longer side."""
+    right = qwen3_vl.Qwen3VLModel.get_rope_index
+
+    def wrong(self: Any, input_ids: Tensor, mm_token_type_ids: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+        positions, deltas = right(self, input_ids, mm_token_type_ids, **options)
+        sides = options["image_grid_thw"][:, 1:] // MERGE
+        more = F.pad((sides.prod(1) - sides.amax(1)).cumsum(0), (1, 0))
+        pictures_before = (mm_token_type_ids[0].diff() < 0).cumsum(0)
+        positions[..., 1:] += more[pictures_before]
+        return positions, deltas + more[-1]
+
+    return mock.patch.object(qwen3_vl.Qwen3VLModel, "get_rope_index", wrong)
+
+
 MISTAKES: dict[str, Mistake] = {
     "axes swapped": axes_swapped,
     "grid transposed": grid_transposed,
     "patches by line": patches_by_line,
     "no DeepStack": without_deepstack,
+    "spans exchanged": spans_exchanged,
+    "axes from the start": axes_from_start,
+    "positions by cells": positions_by_cells,
 }
 
 
@@ -129,15 +175,21 @@ def wrongly(ask_all: exam.Ask, mistake: Mistake, asked: list[Sample]) -> Iterato
         yield from ask_all(asked)
 
 
+def questions(kinds: Sequence[str], each: int, seed: int, longest: float) -> list[Sample]:
+    """Held-out questions on one picture, then those on several."""
+    one, more = ([kind for kind in kinds if kind in known] for known in (HELD_OUT, several.HELD_OUT))
+    return [*samples(each * len(one), seed, one, longest), *several.samples(each * len(more), seed, more)]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base-url", help="of a running server, for example http://127.0.0.1:8000/v1")
     parser.add_argument("--transformers", type=Path, metavar="DIR", help="checkpoint directory to ask directly")
     parser.add_argument("--mistakes", action="store_true", help="also through transformers with mistakes")
-    parser.add_argument("--count", type=int, default=600)
-    parser.add_argument("--kinds", nargs="+", default=HELD_OUT, choices=HELD_OUT)
-    parser.add_argument("--longest", type=float, default=1.0, help="least ratio of a picture's longer side")
+    parser.add_argument("--each", type=int, default=100, help="questions of a kind")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--longest", type=float, default=1.0, help="least ratio of a single picture's longer side")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     ways: dict[str, exam.Ask] = {}
@@ -149,7 +201,7 @@ def main() -> None:
             ways |= {name: partial(wrongly, direct, mistake) for name, mistake in MISTAKES.items()}
     if not ways:
         parser.error("nothing to ask: give --base-url, --transformers or both")
-    asked = list(samples(options.count, options.seed, options.kinds, options.longest))
+    asked = questions(options.kinds, options.each, options.seed, options.longest)
     rows: list[report.Row] = [{"kind": sample.kind, "expected": sample.answer} for sample in asked]
     for way, ask_all in ways.items():
         for row, sample, answer in zip(rows, asked, ask_all(asked), strict=True):

@@ -2,7 +2,7 @@
 
 The directory is one that transformers and the server load: bfloat16 weights, configuration, tokenizer.
 
-python -m training qwen3_vl --out runs/qwen3_vl            # about 20 minutes of one core
+python -m training qwen3_vl --out runs/qwen3_vl            # about half an hour of one core
 python -m training qwen3_vl --out /tmp/try --scale 0.01
 """
 
@@ -21,8 +21,8 @@ from training import common
 from training.qwen3_vl import shape
 from training.qwen3_vl.shape import PACKAGED
 
-STAGES = (("eye", 18, False), ("text", 120, False), ("text", 160, True))
-"""Module, steps, and whether the text model learns from real pictures."""
+STAGES = (("eye", 18, False), ("text", 120, False), ("text", 160, True), ("several.train", 200, False))
+"""Module, steps, and whether the stage is told where the tower is."""
 COPIED = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
 """Of the packaged model."""
 
@@ -32,7 +32,7 @@ def commands(options: argparse.Namespace) -> list[list[str]]:
     made = []
     for module, steps, sees in STAGES:
         line = ["--out", str(options.out), "--steps", str(max(2, round(steps * options.scale)))]
-        if module == "text":
+        if module != "eye":
             line += ["--bfloat16", str(int(options.bfloat16))]
         if sees:
             line += ["--eye", str(options.out / "eye.pt")]
@@ -72,7 +72,7 @@ def main() -> None:
         if code := subprocess.run(command, check=False).returncode:
             sys.exit(code)
     out = options.out / "checkpoint"
-    print(f"{out}: {export(options.out / 'joint.pt', out) / 1e6:.2f} MB")
+    print(f"{out}: {export(options.out / 'several.pt', out) / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -3,15 +3,18 @@
 The packaged model has one axis and no norms of queries and keys; the norms start with the size that those have there.
 In the new layer the words "left", "right", "above" and "below" look for shapes, most for those far along their axis: a
 pair of numbers that turns by w a position scores -sin(w (distance - MIDDLE)) from word to cell, which falls with the
-distance over all that occur. What class is there is copied to the word.
+distance over all that occur. A pair on the time axis, which a picture's cells have in common, prefers the newest of
+several pictures. What class is there is copied to the word.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration
@@ -20,15 +23,22 @@ from training import export, labels, language
 from training.models import SHAPE, Text
 from training.prior import single
 from training.qwen3_vl import rows
+from training.qwen3_vl.pictures import CHANNELS, code, streams
 from training.qwen3_vl.questions import SIDES
 from training.qwen3_vl.shape import NEW_LAYERS
 from training.tokens import IMAGE, Coder
+from training.world import BACKGROUND_NAMES
 
 PAIRS = (7, 8)
 """Frequencies that turn with the row and the column: 0.13 and 0.10 radians a position."""
+TIME_PAIR = 9
+"""A frequency of the time axis: 0.075 radians a position."""
+NEAR = 10.0  # positions from a question's word back to the start of the newest picture, about
+PICTURE = 1.2  # weight of the newest picture, beside an axis
 PRESENCE = 31  # a frequency that hardly turns
 MIDDLE = 9.0  # positions from a question's word to a cell, about
-SHARP = 2.0  # size of queries and keys
+RIDGE = 0.1  # of the regression
+SHARP = 2.4  # size of queries and keys
 WORDS_FROM = 60  # rows
 COPIED = 2.0  # length of what is added to the word
 
@@ -89,42 +99,61 @@ def words(coder: Coder) -> list[int]:
 
 
 def cells(basis: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, D) what the layer reads of cells with a shape, of every class and tally; and of one without."""
-    kind = basis[labels.GROUPS["kind"]]
-    tallies = [basis[labels.GROUPS[name]] for name in labels.TALLIES]
-    shapes = [kind[number] + sum(part[count] for part in tallies) for number in range(1, 7) for count in range(7)]
-    return torch.stack(shapes), kind[:1]
+    """(n, D) what the layer reads of cells with a shape, of every class, size, tally and background; and of those
+    without."""
+    ranges = {"kind": range(1, 7), "colour": (1,), "size": (1, 2), "tallies": range(1, 8)}
+    shapes = [(*about, *[tally] * len(labels.TALLIES)) for *about, tally in itertools.product(*ranges.values())]
+    found = []
+    for index in (np.array(shapes).T, np.zeros((len(CHANNELS), 1), np.int64)):
+        codes = np.concatenate([code(index, ground) for ground in range(len(BACKGROUND_NAMES))])
+        found.append(streams(torch.from_numpy(codes), basis)[0])
+    return found[0], found[1]
 
 
-def solved(given: Tensor, wanted: Tensor) -> Tensor:
-    """(n, D) inputs and (n, m) outputs -> the weights (m, D) that fit best."""
-    given = given / given.square().mean(-1, keepdim=True).sqrt()
-    ridge = torch.eye(given.shape[1]) * 0.1
+def solved(given: Tensor, wanted: Tensor, scale: Tensor) -> Tensor:
+    """(n, D) inputs and (n, m) outputs -> the weights (m, D) that fit best; `scale` (D,): of the layer's norm."""
+    given = given / given.square().mean(-1, keepdim=True).sqrt() * scale
+    ridge = torch.eye(given.shape[1]) * RIDGE
     return torch.linalg.solve(given.T @ given + ridge, given.T @ wanted).T
+
+
+def towards(pair: int, distance: float) -> tuple[float, float]:
+    """The angle that a frequency turns by over a distance, as sine and cosine."""
+    angle = distance * SHAPE.theta ** (-pair / (SHAPE.width // SHAPE.heads // 2))
+    return math.sin(angle), math.cos(angle)
+
+
+@torch.no_grad()
+def aim(layer: Any, shapes: Tensor, nothing: Tensor, embedding: Tensor, coder: Coder) -> None:
+    """Sets the new layer's queries and keys, see the module's text. `shapes` and `nothing`: (n, D) what the layer reads
+    of cells with and without a shape. Seven numbers of every query and key: a pair for each axis, and PRESENCE, which
+    is negative for all that neither looks for shapes nor is one: these meet each other."""
+    attention, size = layer.self_attn, SHAPE.width // SHAPE.heads
+    known = words(coder)
+    given = torch.cat([shapes, nothing, embedding[known]])
+    query, key = (torch.tensor([0.0, 0, 0, 0, 0, 0, -1]).repeat(len(given), 1) for _ in range(2))
+    key[: len(shapes)] = torch.tensor([1.0, 0, 1, 0, PICTURE, 0, 1])
+    sine, cosine = towards(TIME_PAIR, NEAR)
+    for word, (axis, sign) in SIDES.items():
+        turn = towards(PAIRS[axis], MIDDLE)
+        for token in set(single(word, coder)) & set(known):
+            row = query[len(shapes) + len(nothing) + known.index(token)]
+            row[2 * axis], row[2 * axis + 1] = sign * turn[0], sign * turn[1]
+            row[4], row[5], row[6] = PICTURE * cosine, -PICTURE * sine, 0.5
+    places = [place for pair in (*PAIRS, TIME_PAIR) for place in (pair, pair + size // 2)] + [PRESENCE]
+    for part, norm, wanted in ((attention.q_proj, attention.q_norm, query), (attention.k_proj, attention.k_norm, key)):
+        part.weight.zero_(), norm.weight.fill_(SHARP)
+        found = solved(given, wanted, layer.input_layernorm.weight)
+        for base in range(0, SHAPE.width, size):
+            part.weight[[base + place for place in places]] = found
 
 
 @torch.no_grad()
 def plant(layer: Any, embedding: Tensor, coder: Coder) -> None:
-    """See the module's text. Five numbers of every query and key: a pair for each axis, and PRESENCE, which is negative
-    for all that neither looks for shapes nor is one: these meet each other."""
+    """The new layer: its queries and keys, and that the class of what they find is copied."""
     attention, size = layer.self_attn, SHAPE.width // SHAPE.heads
     basis = torch.from_numpy(labels.basis())
-    shapes, nothing = cells(basis)
-    known = words(coder)
-    given = torch.cat([shapes, nothing, embedding[known]])
-    query, key = (torch.tensor([0.0, 0, 0, 0, -1]).repeat(len(given), 1) for _ in range(2))
-    key[: len(shapes)] = torch.tensor([1.0, 0, 1, 0, 1])
-    for word, (axis, sign) in SIDES.items():
-        turn = MIDDLE * SHAPE.theta ** (-PAIRS[axis] / (size // 2))
-        for token in set(single(word, coder)) & set(known):
-            row = query[len(shapes) + 1 + known.index(token)]
-            row[2 * axis], row[2 * axis + 1], row[4] = sign * math.sin(turn), sign * math.cos(turn), 0.5
-    places = [PAIRS[0], PAIRS[0] + size // 2, PAIRS[1], PAIRS[1] + size // 2, PRESENCE]
-    for part, norm, wanted in ((attention.q_proj, attention.q_norm, query), (attention.k_proj, attention.k_norm, key)):
-        part.weight.zero_(), norm.weight.fill_(SHARP)
-        found = solved(given, wanted)
-        for base in range(0, SHAPE.width, size):
-            part.weight[[base + place for place in places]] = found
+    aim(layer, *cells(basis), embedding, coder)
     kinds = basis[labels.GROUPS["kind"]][1:7]
     attention.o_proj.weight.zero_()
     layer.mlp.down_proj.weight.mul_(0.1)

@@ -19,6 +19,7 @@ from mmserve.checkpoint import load
 from training import tokens
 from training.qwen3_vl import evaluate, eye, rows, schedule, shape, text
 from training.qwen3_vl.questions import samples, side
+from training.qwen3_vl.several import train
 from training.scenes import Item, Scene
 from training.tokens import Coder
 
@@ -64,13 +65,18 @@ def test_a_few_steps_of_every_stage_lead_to_a_checkpoint(tmp_path: Path) -> None
     text.train(options)
     options.eye = tmp_path / "eye.pt"
     text.train(options)
+    options.pool, options.held, options.start = 40, 16, None
+    train.train(options)
+    options.steps = 3
+    train.train(options)
     made = tmp_path / "checkpoint"
-    assert schedule.export(tmp_path / "joint.pt", made) < 20e6
+    assert schedule.export(tmp_path / "several.pt", made) < 20e6
     spec = load.load(made)
     assert spec.family == "qwen3_vl"
     assert spec.vision is not None
     assert spec.vision.streams == 1 + len(shape.DEEPSTACK)
-    drawn = list(samples(2, 1, ("side", "count")))
+    drawn = evaluate.questions(("side", "which picture"), 1, 1, 1.0)
+    assert [len(sample.images) > 1 for sample in drawn] == [False, True]
     assert len(list(evaluate.directory(made)(drawn))) == 2
 
 
