@@ -16,9 +16,9 @@ import base64
 import random
 
 from benchmarks.load import report
-from benchmarks.load.client import run
 from benchmarks.load.server import Target, parse_target, targets_or_started
-from benchmarks.load.workload import jpeg, words
+from mmserve.load.client import run
+from mmserve.load.plan import jpeg, words
 
 TIMEOUT_S = 300.0
 POOL_SEED = 99

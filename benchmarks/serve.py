@@ -5,8 +5,8 @@ so a drift of the machine's speed affects them alike. Loads with pictures are le
 The number of words is chosen to give the intended number of tokens. single, text, prefix, images and repeated are
 like W1 to W5, mostly shorter.
 
-    mmserve bench --url http://127.0.0.1:8000 --plot bench.png
-    mmserve bench --url http://127.0.0.1:8000 --load W1 --load W4 --json bench.json
+    python -m benchmarks.serve --url http://127.0.0.1:8000 --plot bench.png
+    python -m benchmarks.serve --url http://127.0.0.1:8000 --load W1 --load W4 --json bench.json
     python -m benchmarks.serve --load images --target mmserve=http://127.0.0.1:8000,model=llava,pid=123 \\
                                --target other=http://127.0.0.1:9000,model=llava,pid=456
 """
@@ -43,9 +43,8 @@ _OVERRIDES = {
 }
 
 
-def arguments(argv: Sequence[str] | None, prog: str | None) -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=prog,
         description=f"{__doc__}\n{named.__doc__}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -141,9 +140,9 @@ def measure_all(loads: Loads, options: argparse.Namespace, request_options: Requ
     ]
 
 
-def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, write. ``argv``: without the program's name."""
-    options = arguments(argv, prog)
+    options = arguments(argv)
     request_options = RequestOptions(options.extra, options.timeout, options.api_key)
     rows: list[report.Row] = []
     with targets_or_started(options.target, options.serve_args, options.model or _OWN_MODEL) as servers:

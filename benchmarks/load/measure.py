@@ -10,11 +10,11 @@ from multiprocessing.connection import Connection
 
 from benchmarks.load import report
 from benchmarks.load.beside import beside
-from benchmarks.load.client import Record, run
 from benchmarks.load.named import Mixed
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload, bodies
 from benchmarks.memory.pictures import IGNORE_EOS, Body, Pictures
+from mmserve.load.client import Record, run
 
 TIMEOUT_S = 300.0
 Run = tuple[list[Record], float]

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.load.client import Record
 from benchmarks.load.memory import MIB, Peak
+from mmserve.load.client import Record
 
 Row = dict[str, object]
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.load.client import Record, run
 from benchmarks.load.memory import MIB, Peak, sampled
 from benchmarks.load.report import percentile
 from benchmarks.load.server import Target
@@ -15,6 +14,7 @@ from benchmarks.memory.gauges import LEAKS, PEAKS, scrape
 from benchmarks.memory.memory_guard import MemoryGuard
 from benchmarks.memory.pictures import Body, Pictures
 from benchmarks.memory.text_probe import text_probe
+from mmserve.load.client import Record, run
 
 TIMEOUT_S = 600.0
 IDLE_S = 4.0

@@ -7,13 +7,13 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from benchmarks.load.client import Record, run
 from benchmarks.load.memory import MIB, SHARED, Peak, Usage, sampled
 from benchmarks.load.report import Row, at_most
 from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S
 from benchmarks.memory.memory_guard import MemoryGuard
 from benchmarks.memory.pictures import Pictures
+from mmserve.load.client import Record, run
 
 _REQUESTS_A_CONNECTION = 4
 _FIRST_S = 60.0

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import suppress
 
-from benchmarks.load.client import Record, run
 from benchmarks.load.report import Row, at_most, percentile
 from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S
@@ -16,6 +15,7 @@ from benchmarks.memory.endurance import closed_loop
 from benchmarks.memory.gauges import Samples, scrape
 from benchmarks.memory.pictures import Pictures
 from benchmarks.memory.text_probe import text_bodies
+from mmserve.load.client import Record, run
 
 _TEXTS = 100
 _PAUSE_S = 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -25,6 +26,7 @@ from mmserve.runtime.errors import StartupError
 USAGE_ERROR = 2
 _COMMANDS = {
     "batch": batch,
+    "bench": bench,
     "chaos": chaos,
     "chat": chat,
     "doctor": doctor,
@@ -46,18 +48,22 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the process's exit code."""
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
     except OptionError as error:
         print(f"mmserve: error: {error}", file=sys.stderr)
         return USAGE_ERROR
     except StartupError as error:
         print(f"mmserve: error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Who read the output, as head does, has seen enough. Python would complain when it flushes the rest at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _run(argv: Sequence[str]) -> int:
-    if argv[:1] == ["bench"]:
-        return bench(argv[1:])
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if arguments.command is None:

@@ -6,14 +6,13 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from mmserve.cli.tables import aligned
+from mmserve.cli.tables import aligned, size
 from mmserve.config.options import OPTIONS
 from mmserve.runtime.errors import StartupError
 
 if TYPE_CHECKING:
     from mmserve.supervisor.startup.model_report import Bytes, ModelReport, PictureReport
 
-_KIB = 1 << 10
 _OTHERS = (
     "Other text models are computed by transformers' modules where these fit: pip install 'mmserve[transformers]'. "
     "docs/models.md says more."
@@ -81,11 +80,11 @@ def render(name: str, found: ModelReport) -> str:
         ("context", f"{found.context} tokens; {found.layers} layers of {found.kv_heads} KV heads of {found.head_dim}"),
         ("weights", weights)
         if found.quantization is None
-        else ("weights", f"{_size(found.weights_bytes.float32)}: {found.quantization}; all else in float32"),
+        else ("weights", f"{size(found.weights_bytes.float32)}: {found.quantization}; all else in float32"),
         *_picture_rows(found.pictures),
         ("KV cache", f"a token {_sizes(found.kv_bytes_per_token)}"),
         ("", f"a whole context {_sizes(found.kv_bytes_of_context)}"),
-        ("arena", f"{_size(found.arena_bytes)}{_fitting(found.pictures)}"),
+        ("arena", f"{size(found.arena_bytes)}{_fitting(found.pictures)}"),
         ("together", f"{_sizes(found.total_bytes)}, with the KV cache of one context"),
     ]
     return "\n".join(aligned(rows))
@@ -113,14 +112,4 @@ def _fitting(pictures: PictureReport | None) -> str:
 
 
 def _sizes(nbytes: Bytes) -> str:
-    return f"{_size(nbytes.bfloat16)} in bfloat16, {_size(nbytes.float32)} in float32"
-
-
-def _size(nbytes: int) -> str:
-    """In the largest unit of which it is at least one."""
-    size = nbytes / _KIB
-    for unit in ("KiB", "MiB"):
-        if size < _KIB:
-            return f"{size:.4g} {unit}"
-        size /= _KIB
-    return f"{size:.1f} GiB"
+    return f"{size(nbytes.bfloat16)} in bfloat16, {size(nbytes.float32)} in float32"

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mmserve.cli.serve import add_options
-from mmserve.cli.tables import aligned
+from mmserve.cli.tables import aligned, size
 from mmserve.config.options import OPTIONS, resolve
 from mmserve.runtime.errors import StartupError
 
@@ -97,18 +97,18 @@ def render(name: str, found: Estimate) -> str:
     each = "" if found.tp == 1 else f" on each of {found.tp}"
     weights = found.text_weights_bytes + found.tower_weights_bytes
     rows = [
-        ("hardware", f"{found.hardware}, {_size(found.memory_bytes)}{each if found.hardware[:1].isalpha() else ''}"),
-        ("weights", f"{_size(weights)} in {found.dtype}" + _tower(found)),
-        ("processes", f"{_size(found.other_bytes)} with the activations of a step"),
-        ("arena", f"{_size(found.arena_bytes)} of shared memory for pictures"),
+        ("hardware", f"{found.hardware}, {size(found.memory_bytes)}{each if found.hardware[:1].isalpha() else ''}"),
+        ("weights", f"{size(weights)} in {found.dtype}" + _tower(found)),
+        ("processes", f"{size(found.other_bytes)} with the activations of a step"),
+        ("arena", f"{size(found.arena_bytes)} of shared memory for pictures"),
         (
             "KV cache",
-            f"{_size(found.kv_bytes_per_token)} a token in {found.kv_dtype}; room for {found.kv_tokens} tokens",
+            f"{size(found.kv_bytes_per_token)} a token in {found.kv_dtype}; room for {found.kv_tokens} tokens",
         ),
     ]
     if found.picture_rows:
-        size = f"{found.picture_rows} tokens: {_size(found.picture_kv_bytes)} of KV cache while its request is served"
-        rows.append(("picture", f"the largest is {size}, {_size(found.picture_arena_bytes)} of the arena"))
+        largest = f"{found.picture_rows} tokens: {size(found.picture_kv_bytes)} of KV cache while its request is served"
+        rows.append(("picture", f"the largest is {largest}, {size(found.picture_arena_bytes)} of the arena"))
     if not found.kv_tokens:
         rows.append(("result", f"does not fit: not even one context of {found.context} tokens; see --max-model-len"))
         return "\n".join(aligned(rows))
@@ -127,15 +127,8 @@ def render(name: str, found: Estimate) -> str:
 
 
 def _tower(found: Estimate) -> str:
-    return f", of it {_size(found.tower_weights_bytes)} for the vision tower" if found.tower_weights_bytes else ""
+    return f", of it {size(found.tower_weights_bytes)} for the vision tower" if found.tower_weights_bytes else ""
 
 
 def _pictures(count: int) -> str:
     return f", {count} of the largest pictures in each" if count else ""
-
-
-def _size(nbytes: float) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes / 1024:.1f} KiB"

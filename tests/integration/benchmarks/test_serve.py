@@ -1,4 +1,4 @@
-"""``mmserve bench`` against a fake OpenAI-compatible server: the requests it sends, the table and plot it makes."""
+"""``benchmarks.serve`` against a fake OpenAI-compatible server: the requests it sends, the table and plot it makes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 120
 
 
 def bench(server: OpenAiServer, *arguments: str) -> str:
-    command = [sys.executable, "-m", "mmserve", "bench", "--url", server.url, "--repeats", "1", *arguments]
+    command = [sys.executable, "-m", "benchmarks.serve", "--url", server.url, "--repeats", "1", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -86,7 +86,7 @@ def test_a_server_that_refuses_images_gets_only_text_loads() -> None:
 def test_an_unreachable_server_is_reported_in_one_line() -> None:
     with openai_server() as server:
         url = server.url
-    command = [sys.executable, "-m", "mmserve", "bench", "--url", url]
+    command = [sys.executable, "-m", "benchmarks.serve", "--url", url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode
     assert url in done.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""``benchmarks.vs_peers`` against a fake server: it sends the same loads as ``mmserve bench``."""
+"""``benchmarks.vs_peers`` against a fake server: it sends the same loads as ``benchmarks.serve``."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from benchmarks import models
 from benchmarks.checkpoints.shapes import SHAPES, write_settings
 from benchmarks.checkpoints.tokenizer import VOCAB, special_ids, tokenizer
-from benchmarks.load.workload import words
 from mmserve.checkpoint.registry import ARCHITECTURES, read_model
+from mmserve.load.plan import words
 from mmserve.processors.registry import processor_for
 
 ROWS = {"Qwen2.5-VL": 391, "Qwen3-VL": 300, "InternVL": 320, "SmolVLM": 208}

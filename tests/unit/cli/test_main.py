@@ -42,6 +42,15 @@ def test_bench_shows_the_load_generators_options(capsys: pytest.CaptureFixture[s
     assert "--url" in printed
 
 
+def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
+    command = [sys.executable, "-m", "mmserve", "models"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        listing.stdout.close()
+        assert listing.stderr.read() == b""
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])

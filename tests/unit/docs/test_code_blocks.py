@@ -17,7 +17,16 @@ from tests.fakes.code_blocks import PAGES, ROOT, Block, blocks, blocks_of, comma
 
 RUN = {"bash", "python"}
 READ = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
-OF_OTHER_PROGRAMS = {"--enforce-eager", "--hypothesis-profile", "--init", "--network", "--no-deps", "--pdb", "--pid"}
+OF_OTHER_PROGRAMS = {
+    "--enforce-eager",
+    "--hypothesis-profile",
+    "--init",
+    "--network",
+    "--no-deps",
+    "--pdb",
+    "--pid",
+    "--target",
+}
 BASH = [block for block in blocks() if block.language == "bash"]
 _FOLDERS = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 _PATH = re.compile(rf"(?:{_FOLDERS})/[\w./-]*\w")
