@@ -12,7 +12,7 @@ import { fileURLToPath } from "node:url";
 const ROOT = dirname(fileURLToPath(import.meta.url));
 const OUTPUT = join(ROOT, "../mmserve/httpserver/webui/static");
 /** Each page has src/NAME/main.tsx, which becomes NAME.js and NAME.css. */
-const PAGES = ["chat"];
+const PAGES = ["chat", "dashboard"];
 /** Libraries whose licences THIRD_PARTY.txt repeats. */
 const LIBRARIES = ["preact", "@preact/signals", "@preact/signals-core", "marked", "lowlight", "highlight.js", "devlop", "dequal"];
 /** What no source of ours may hold: ways to run a string as code or to make markup of it, and foreign addresses. */

@@ -47,7 +47,7 @@ from mmserve.httpserver.http.browser_guard import BrowserGuard
 from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.webui.files import WebFiles
-from mmserve.httpserver.webui.routes import asset_routes
+from mmserve.httpserver.webui.routes import asset_routes, dashboard_route
 from mmserve.messages.request import MAX_PRIORITY
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
@@ -69,6 +69,8 @@ def make_app(context: WorkerContext, endpoints: Mapping[str, Endpoint], batches:
     app.include_router(operation_routes(context, files))
     if files is not None:
         app.include_router(asset_routes(files))
+        if context.deployment.config.enable_admin:
+            app.include_router(dashboard_route(files))
     app.include_router(count_routes(context))
     app.include_router(token_routes(context))
     app.include_router(render_routes(context))

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 STATIC = Path(__file__).parent / "static"
-PAGES = {"/": "index.html"}
+PAGES = {"/": "index.html", "/dashboard": "dashboard.html"}
 """The file of each page. All other files are below ``/ui/``."""
 ASSETS = "/ui/"
 _MEDIA_TYPES = {

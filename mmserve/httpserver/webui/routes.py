@@ -1,4 +1,4 @@
-"""``/ui/NAME``: scripts, styles and icons of the web pages. The pages themselves are sent by their own routes."""
+"""``/ui/NAME``: scripts, styles and icons of the web pages; and ``/dashboard``. The page at ``/`` has its own route."""
 
 from __future__ import annotations
 
@@ -19,5 +19,16 @@ def asset_routes(files: WebFiles) -> APIRouter:
         if (file := files.by_path.get(ASSETS + name)) is None:
             raise NotFound(f"there is no file {quoted(name)} here")
         return file.response(request)
+
+    return router
+
+
+def dashboard_route(files: WebFiles) -> APIRouter:
+    """``/dashboard``, for whoever asks: what it shows is read with the API key."""
+    router = APIRouter()
+
+    @router.api_route("/dashboard", methods=["GET", "HEAD"], response_class=Response, include_in_schema=False)
+    async def dashboard(request: Request) -> Response:
+        return files.by_path["/dashboard"].response(request)
 
     return router

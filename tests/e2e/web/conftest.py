@@ -51,7 +51,7 @@ def browser() -> Iterator[sync_api.Browser]:
 @pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     """The whole server with the packaged model. Tests kill its engine, so no other tests share it."""
-    with running() as server:
+    with running("--enable-admin") as server:
         yield server
 
 

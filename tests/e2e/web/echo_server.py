@@ -26,7 +26,7 @@ async def repeat(upstream: Upstream, request: GenerateRequest) -> None:
 
 
 async def main(api_key: str) -> None:
-    async with http_worker(api_key=api_key) as worker:
+    async with http_worker(api_key=api_key, enable_admin=True) as worker:
         worker.upstream.behave = repeat
         print(worker.url, flush=True)
         await worker.serving

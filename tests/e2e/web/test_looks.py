@@ -27,7 +27,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 CIRCLE = "What colour is the circle?"
 
 
-def _serious_findings(page: Page) -> list[str]:
+def serious_findings(page: Page) -> list[str]:
     page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run()")["violations"]
     return [
@@ -48,7 +48,7 @@ def test_the_page_is_accessible_and_fits(stack: Stack, open_page: OpenPage, look
         page.screenshot(path=folder / f"{look}-{state}.png")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), state
         if AXE.exists():
-            findings[state] = _serious_findings(page)
+            findings[state] = serious_findings(page)
 
     expect(page.get_by_text("Answers come from")).to_be_visible()
     check("empty")

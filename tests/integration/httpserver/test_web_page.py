@@ -58,6 +58,20 @@ def test_without_the_page_its_files_are_not_there() -> None:
     run(test)
 
 
+def test_the_dashboard_is_there_with_the_admin_option_and_sent_without_a_key() -> None:
+    async def test() -> None:
+        async with http_worker(enable_admin=True, api_key="secret") as worker, _http(worker) as http:
+            page = await http.get("/dashboard")
+            assert page.headers["content-type"].startswith("text/html")
+            assert "script-src 'self'" in page.headers["content-security-policy"]
+            assert (await http.get("/ui/dashboard.js")).status_code == 200
+        for config in ({"enable_admin": False}, {"enable_admin": True, "web_ui": False}):
+            async with http_worker(**config) as worker, _http(worker) as http:
+                assert (await http.get("/dashboard")).status_code == 404
+
+    run(test)
+
+
 def test_a_name_that_a_site_rebinds_gets_no_script() -> None:
     async def test() -> None:
         async with http_worker() as worker, _http(worker, host="evil.example") as http:
