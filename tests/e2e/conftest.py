@@ -64,6 +64,6 @@ def _shared_server(item: pytest.Item) -> str | None:
     fixtures = getattr(item, "fixturenames", ())
     if "family" in fixtures and hasattr(item, "callspec"):
         return f"family {item.callspec.params['family']}"
-    if "stack" in fixtures:
-        return next(name for name in CONFIGURATIONS if name in item.name)
+    if "stack" in fixtures and hasattr(item, "callspec"):  # the tests of the pages have a stack of their own
+        return next((name for name in CONFIGURATIONS if name in item.name), None)
     return next((name for name in ("default_stack", "restarting_stack") if name in fixtures), None)
