@@ -101,7 +101,7 @@ def test_old_figures_are_shown_as_old_until_the_server_answers_again(echo_url: s
     expect(page.get_by_role("alert").filter(has_text="The figures below are old")).to_be_visible()
     expect(page.get_by_role("heading", name="Processes")).to_be_visible()
     answers.append(_sends(lambda: busy_state(phase="restarting")))
-    expect(status).to_have_text("restarting")
+    expect(status).to_have_text("restarting", timeout=20_000)  # the page waits longer after each failure
     expect(page.get_by_role("alert").filter(has_text="phase is restarting")).to_be_visible()
 
 
@@ -123,7 +123,7 @@ def test_names_and_errors_do_nothing(echo_url: str, open_page: OpenPage) -> None
     expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text(worst)
     page.keyboard.press("Escape")
     answers.append(lambda route: route.fulfill(status=500, json={"error": {"message": f"again {worst}"}}))
-    expect(page.get_by_role("alert").filter(has_text=f"again {worst}")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text=f"again {worst}")).to_be_visible(timeout=20_000)
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("script:not([src]), main img, [onerror], [onload]").count() == 0
 
