@@ -17,6 +17,7 @@ WALL_CLOCK = {
 SHOWN = {
     "doctor/machine_checks.py",  # whether the date is set at all
     "httpserver/batch_store/store.py",  # "created_at", and how long a file or a batch is kept over restarts
+    "cli/bench.py",  # when a run was made
     "httpserver/api/models.py",  # "created" of a model
     "httpserver/api/openai/chat/answer.py",  # "created" of an answer
     "httpserver/api/openai/completions/answer.py",
@@ -24,6 +25,7 @@ SHOWN = {
     "httpserver/api/openai/responses/events/fold.py",  # "completed_at"
     "httpserver/api/openai/responses/parse.py",
     "httpserver/prompt/chat_template.py",  # templates may say today's date
+    "metrics/state_page.py",  # when a sample of the last hour was taken
     "httpserver/request/otlp_export.py",  # when a span began
 }
 

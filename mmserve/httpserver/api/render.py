@@ -49,7 +49,7 @@ class RenderedImage(msgspec.Struct):
     width: int
     height: int
     tokens: int
-    grids: list[tuple[int, int, int]]
+    grids: list[list[int]]
     key: str
 
 
@@ -121,7 +121,10 @@ def render_routes(context: WorkerContext) -> APIRouter:
                         num_tokens=len(ids),
                         max_model_len=context.model.max_model_len,
                         parts=parts,
-                        images=[RenderedImage(*image[:3], list(image.grids), image.key.hex()) for image in images],
+                        images=[
+                            RenderedImage(*image[:3], [list(grid) for grid in image.grids], image.key.hex())
+                            for image in images
+                        ],
                         sampling=effective_sampling(call, given, context.model, len(ids)),
                         token_ids=list(ids),
                     )

@@ -30,7 +30,7 @@ ATTACKS = """<!doctype html><title>waits</title>
 <form id="form" method="post" target="hidden" enctype="text/plain" action="TARGET/admin/alloc">
 <input name='{"concurrent_alloc_fraction": 0, "x": "' value='"}'></form>
 <script>
-const chat = JSON.stringify({messages: [{role: "user", content: "hi"}]});
+const chat = JSON.stringify({model: "llava", messages: [{role: "user", content: "hi"}]});
 const alloc = JSON.stringify({concurrent_alloc_fraction: 0});
 const json = {"content-type": "application/json"};
 const attacks = [

