@@ -60,7 +60,7 @@ def test_held_out_questions_on_long_and_on_several_pictures_are_answered() -> No
 @cache
 def answered(kind: str) -> tuple[list[Sample], float]:
     """Questions, and the share that transformers answers rightly."""
-    questions = evaluate.questions((kind,), 40, SEED + 1, 2.0)
+    questions = evaluate.questions((kind,), 20, SEED + 1, 2.0)
     return questions, right(questions, list(evaluate.directory(CHECKPOINT)(questions)))
 
 
