@@ -87,6 +87,7 @@ class DraftModel:
         try:
             self._attention.copy_tokens(self._kv, copies)
         except Exception:
+            # Raised again, whatever it is: before that, the draft's cache forgets the blocks that were not copied.
             self._coverage.clear([copy.target for copy in copies])
             raise
         self._coverage.copy(copies)
