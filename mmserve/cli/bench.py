@@ -18,8 +18,9 @@ from mmserve.config.options import OptionError
 from mmserve.runtime.errors import StartupError
 
 if TYPE_CHECKING:
-    from mmserve.load.measure import Level, Target
+    from mmserve.load.measure import Level
     from mmserve.load.plan import Load
+    from mmserve.load.probe import Target
     from mmserve.load.report import Run
 
 _DESCRIPTION = """\
@@ -34,7 +35,8 @@ _EPILOG = """\
 With --request-rate, requests are sent at times decided before the run (a Poisson process), and times count from
 these. The figures are named and defined as in vLLM's benchmark. The server's key is read from MMSERVE_API_KEY or
 OPENAI_API_KEY."""
-_MAX_LATE_MS = 5.0
+LATE_STATUS = 3
+"""Exit status if the client was too slow for its load: the figures are not the server's."""
 
 
 def add_bench(commands: Any) -> None:
@@ -80,19 +82,19 @@ def add_bench(commands: Any) -> None:
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    """Run the command; 1 if a request failed. Raises StartupError."""
+    """Run the command; 3 if the client was late, else 1 if a request failed. Raises StartupError."""
     # Imported here: these would slow down --help.
     from tqdm import tqdm
 
     from mmserve.cli.tables import aligned
     from mmserve.load.measure import Settings, measure
-    from mmserve.load.report import errors, rows
+    from mmserve.load.report import errors, rows, warnings
 
     levels, slo_ms, load = _levels(arguments), _slo(arguments.goodput), _load(arguments)
     seed = random.randrange(1 << 31) if arguments.seed is None else arguments.seed
     settings = Settings(arguments.repeats, seed, arguments.timeout, slo_ms)
     with _targets(arguments) as targets:
-        loads = {target: _with_words(target, load, arguments) for target in targets}
+        loads = {target: _suited(load, target, arguments) for target in targets}
         total = len(levels) * len(targets) * arguments.repeats * arguments.num_prompts
         with tqdm(total=total, unit="request", disable=arguments.no_progress) as bar:
             runs = measure(
@@ -107,10 +109,12 @@ def bench(arguments: argparse.Namespace) -> int:
     print("\n".join(aligned(rows(runs))))
     for line in errors(runs):
         print(f"failed: {line}")
-    late_ms = max(run.figures["p99_client_late_ms"] for run in runs)
-    if late_ms > _MAX_LATE_MS:
-        print(f"warning: this client was up to {late_ms:.0f} ms late itself (p99): the times are too long")
+    late = warnings(runs)
+    for line in late:
+        print(f"warning: {line}")
     _write(arguments, runs, targets, seed)
+    if late:
+        return LATE_STATUS
     return 1 if any(run.figures["failed"] for run in runs) else 0
 
 
@@ -183,7 +187,7 @@ def _load(arguments: argparse.Namespace) -> Load:
 @contextlib.contextmanager
 def _targets(arguments: argparse.Namespace) -> Iterator[list[Target]]:
     from mmserve.client.own_server import own_server
-    from mmserve.load.measure import Target, served_model
+    from mmserve.load.probe import Target, served_model
 
     if arguments.url and arguments.compare:
         raise OptionError("--url and --compare do not go together")
@@ -202,14 +206,14 @@ def _targets(arguments: argparse.Namespace) -> Iterator[list[Target]]:
         yield [Target("server", server.url, served_model(server.url, server.api_key), server.api_key)]
 
 
-def _with_words(target: Target, load: Load, arguments: argparse.Namespace) -> Load:
-    """With as many words as make --input-tokens."""
+def _suited(load: Load, target: Target, arguments: argparse.Namespace) -> Load:
+    """With as many words as make --input-tokens, and asking for stages if the server gives them."""
     from dataclasses import replace
 
-    from mmserve.load.measure import tokens_per_word
+    from mmserve.load.probe import gives_stages, tokens_per_word
 
     words = round(load.words / tokens_per_word(target, load, arguments.timeout))
-    return replace(load, words=max(1, words))
+    return replace(load, words=max(1, words), timed=gives_stages(target, load, arguments.timeout))
 
 
 def _write(arguments: argparse.Namespace, runs: Sequence[Run], targets: Sequence[Target], seed: int) -> None:
@@ -230,6 +234,8 @@ def _write(arguments: argparse.Namespace, runs: Sequence[Run], targets: Sequence
 
 def _object(run: Run, arguments: argparse.Namespace, seed: int) -> Mapping[str, Any]:
     """One run, with the names that vLLM's benchmark writes; what it has not is under ``mmserve``."""
+    from mmserve.load.stages import stages_ms
+
     finite = {
         name: None if isinstance(value, float) and math.isnan(value) else value for name, value in run.figures.items()
     }
@@ -241,7 +247,13 @@ def _object(run: Run, arguments: argparse.Namespace, seed: int) -> Mapping[str, 
         "burstiness": arguments.burstiness,
         "max_concurrency": arguments.max_concurrency if arguments.request_rate else int(run.level),
         **finite,
-        "mmserve": {"server": run.server, "seed": seed, "repeats": arguments.repeats},
+        "mmserve": {
+            "server": run.server,
+            "seed": seed,
+            "repeats": arguments.repeats,
+            "client_late": run.late or None,
+            "stages_ms": stages_ms(run.records),
+        },
     }
     if arguments.save_detailed:
         found["requests"] = [asdict(record) for record in run.records]

@@ -20,7 +20,8 @@ from mmserve.load.connection import BrokenConnection, Url, post
 @dataclass
 class Record:
     """One request as seen by the client. Times are seconds since it was sent, or should have been in an open loop;
-    ``start_s``: that time, since the beginning of the run. ``late_s``: how late the client itself sent it."""
+    ``start_s``: that time, since the beginning of the run. ``late_s``: how late the client itself sent it.
+    ``stages_ms``: where the time went, if the server says so."""
 
     ttft_s: float = 0.0
     end_s: float = 0.0
@@ -31,6 +32,7 @@ class Record:
     error: str = ""
     start_s: float = 0.0
     late_s: float = 0.0
+    stages_ms: dict[str, float] = field(default_factory=dict)
 
 
 Body = dict[str, Any]
@@ -131,12 +133,14 @@ class _Reader:
 
 
 def _update(record: Record, event: dict[str, Any]) -> bool:
-    """Record usage and errors of one event. True if the event has text."""
+    """Record usage, stages and errors of one event. True if the event has text."""
     if event.get("error"):
         record.error = str(event["error"])[:200]
     if usage := event.get("usage"):
         record.prompt_tokens = usage.get("prompt_tokens") or 0
         record.output_tokens = usage.get("completion_tokens") or 0
         record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    if isinstance(timing := event.get("timing"), dict):
+        record.stages_ms = timing.get("stages_ms") or {}
     choices = event.get("choices") or []
     return bool(choices and (choices[0].get("delta") or {}).get("content"))

@@ -19,8 +19,11 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 SLO_METRICS = ("ttft", "tpot", "e2el")
 
 
-def figures(records: Sequence[Record], wall_s: float, slo_ms: Mapping[str, float]) -> dict[str, Any]:
-    """``slo_ms``: limits of a good answer, by SLO_METRICS; without any there is no goodput."""
+def figures(
+    records: Sequence[Record], wall_s: float, slo_ms: Mapping[str, float], client_cpu_share: float = 0.0
+) -> dict[str, Any]:
+    """``slo_ms``: limits of a good answer, by SLO_METRICS; without any there is no goodput.
+    ``client_cpu_share``: the part of the wall time in which the client's thread computed."""
     good = [record for record in records if not record.error]
     output_tokens = sum(record.output_tokens for record in good)
     prompt_tokens = sum(record.prompt_tokens for record in good)
@@ -36,6 +39,7 @@ def figures(records: Sequence[Record], wall_s: float, slo_ms: Mapping[str, float
         "output_throughput": output_tokens / wall_s,
         "total_token_throughput": (prompt_tokens + output_tokens) / wall_s,
         "p99_client_late_ms": percentile([1e3 * record.late_s for record in records], 99),
+        "client_cpu_share": client_cpu_share,
     }
     if slo_ms:
         met = [all(meets(record, name, limit) for name, limit in slo_ms.items()) for record in good]

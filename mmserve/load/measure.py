@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import math
-import urllib.request
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mmserve.load import plan
 from mmserve.load.client import Record, run, run_at
 from mmserve.load.figures import figures, median_run
+from mmserve.load.lateness import why_late
+from mmserve.load.probe import Target
 from mmserve.load.report import Run
-from mmserve.runtime.errors import StartupError
 
-_ANSWER_WITHIN_S = 10.0
-_FEW_WORDS, _MANY_WORDS = 8, 136
 _MAX_FAILED_SHARE = 0.05
 """A sweep ends at a level where more requests fail."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A server under load."""
-
-    name: str
-    url: str
-    model: str
-    api_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,27 +49,12 @@ class Settings:
     slo_ms: Mapping[str, float] | None = None
 
 
-def served_model(url: str, api_key: str | None) -> str:
-    """The first model that a server lists. Raises StartupError."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        request = urllib.request.Request(f"{url}/v1/models", headers=headers)
-        with urllib.request.urlopen(request, timeout=_ANSWER_WITHIN_S) as reply:
-            return str(json.load(reply)["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise StartupError(f"{url} does not say which models it serves ({error}); name one with --model") from None
+class _Result(NamedTuple):
+    """Of one run. ``cpu_share``: of its time, in which this client's thread computed."""
 
-
-def tokens_per_word(target: Target, load: plan.Load, timeout_s: float) -> float:
-    """Of random words, as the server counts tokens; 1 if it does not. Raises StartupError if it does not answer."""
-    counts = []
-    for count in (_FEW_WORDS, _MANY_WORDS):
-        short = replace(load, requests=1, words=count, output_tokens=1, images=0, prompts=())
-        (record,), _ = asyncio.run(run(target.url, plan.bodies(short, target.model, 0), 1, timeout_s, target.api_key))
-        if record.error:
-            raise StartupError(f"{target.url}: {record.error}")
-        counts.append(record.prompt_tokens)
-    return (counts[1] - counts[0]) / (_MANY_WORDS - _FEW_WORDS) or 1.0
+    records: Sequence[Record]
+    wall_s: float
+    cpu_share: float
 
 
 def measure(
@@ -99,12 +73,13 @@ def measure(
         on_run(target, levels[0], 0)
         warm_up = replace(load, requests=min(load.requests, 4))
         _once(target, warm_up, Level(concurrency=4), settings, -1, lambda: None)
-    for level in levels:
-        runs: dict[Target, list[tuple[Sequence[Record], float]]] = {target: [] for target in targets}
+    for place, level in enumerate(levels):
+        runs: dict[Target, list[_Result]] = {target: [] for target in targets}
         for repeat in range(1, settings.repeats + 1):
             for target, load in targets.items():
                 on_run(target, level, repeat)
-                runs[target].append(_once(target, load, level, settings, repeat, on_end))
+                number = place * settings.repeats + repeat
+                runs[target].append(_once(target, load, level, settings, number, on_end))
         found += [
             _reported(target, level, results, settings, several=len(targets) > 1) for target, results in runs.items()
         ]
@@ -116,10 +91,10 @@ def measure(
 
 
 def _once(
-    target: Target, load: plan.Load, level: Level, settings: Settings, repeat: int, on_end: Callable[[], object]
-) -> tuple[list[Record], float]:
-    """New prompts in every run: a server may still know those of the last."""
-    seed = settings.seed * 1000 + repeat
+    target: Target, load: plan.Load, level: Level, settings: Settings, number: int, on_end: Callable[[], object]
+) -> _Result:
+    """``number``: of the run. Each has new prompts: a server may still know those of the last."""
+    seed = settings.seed * 1000 + number
     bodies = plan.bodies(load, target.model, seed)
     gc.collect()
     gc.freeze()
@@ -129,20 +104,16 @@ def _once(
         else:
             times = plan.arrivals(load.requests, level.rate, level.burstiness, seed)
             sent = run_at(target.url, bodies, times, level.max_concurrency, settings.timeout_s, target.api_key, on_end)
-        return asyncio.run(sent)
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+        records, wall_s = asyncio.run(sent)
+        cpu_share = (time.thread_time() - began_cpu_s) / (time.perf_counter() - began_s)
+        return _Result(records, wall_s, cpu_share)
     finally:
         gc.unfreeze()
 
 
-def _reported(
-    target: Target,
-    level: Level,
-    results: Sequence[tuple[Sequence[Record], float]],
-    settings: Settings,
-    *,
-    several: bool,
-) -> Run:
+def _reported(target: Target, level: Level, results: Sequence[_Result], settings: Settings, *, several: bool) -> Run:
     label = f"{target.name}, {level.name}" if several else level.name
-    found = median_run([figures(records, wall_s, settings.slo_ms or {}) for records, wall_s in results])
+    found = median_run([figures(records, wall_s, settings.slo_ms or {}, share) for records, wall_s, share in results])
     size = level.size if math.isfinite(level.size) else 0.0
-    return Run(label, target.name, size, found, results[-1][0])
+    return Run(label, target.name, size, found, results[-1].records, why_late(found))

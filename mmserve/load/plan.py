@@ -30,7 +30,8 @@ _PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
 @dataclass(frozen=True)
 class Load:
     """``prompts``: of the caller, taken in turn; none: ``words`` random words each. ``pictures``: URLs that requests
-    choose from; none: random ones of ``image_size``, ``image_pool`` different ones, or all new if it is 0."""
+    choose from; none: random ones of ``image_size``, ``image_pool`` different ones, or all new if it is 0. ``timed``:
+    ask where the time of each answer went, which only mmserve says."""
 
     requests: int = 100
     words: int = 128
@@ -41,6 +42,7 @@ class Load:
     prompts: Sequence[str] = ()
     pictures: Sequence[str] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    timed: bool = False
 
 
 def bodies(load: Load, model: str, seed: int) -> list[Body]:
@@ -60,7 +62,7 @@ def _body(load: Load, model: str, rng: random.Random, pool: Sequence[str], numbe
         "max_tokens": load.output_tokens,
         "temperature": 0,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, **({"include_timing": True} if load.timed else {})},
         **load.extra,
     }
 

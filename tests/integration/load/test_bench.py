@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mmserve.cli.bench import LATE_STATUS
 from mmserve.cli.main import main
 from mmserve.load.client import run, run_at
 from tests.fakes.openai_server import MODEL, OpenAiServer, openai_server, pictures_of, text_of
@@ -34,15 +36,15 @@ def _bench(*arguments: str) -> int:
 
 
 def _of_runs(server: OpenAiServer) -> list[dict[str, Any]]:
-    """Bodies without the two that count tokens, and the warm-up of four."""
-    return server.bodies[6:]
+    """Bodies without the two that count tokens, that which asks for stages, and the warm-up of four."""
+    return server.bodies[7:]
 
 
 def test_a_sweep_measures_every_level(server: OpenAiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["--json", str(tmp_path / "a.jsonl"), "--html", str(tmp_path / "a.html")]
     limits = ["--goodput", "ttft:60000,e2el:60000"]
     assert _bench("--url", f"{server.url}/v1", "--concurrency", "1,3", "--input-tokens", "40", *limits, *files) == 0
-    assert len(_of_runs(server)) == 12
+    assert len({text_of(body) for body in _of_runs(server)}) == 12, "no level repeats the prompts of another"
     assert {body["model"] for body in server.bodies} == {MODEL}
     # The fake server counts four tokens for a word.
     assert {len(text_of(body).split()) for body in _of_runs(server)} == {10}
@@ -79,6 +81,36 @@ def test_failures_are_counted_and_end_a_sweep(capsys: pytest.CaptureFixture[str]
     assert "2 clients" not in printed
     assert "failed: 6 x 400" in printed
     assert "no pictures here" in printed
+
+
+def test_a_client_that_is_late_says_that_the_figures_are_its_own(
+    server: OpenAiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Something holds up the client's event loop for longer than requests are apart.
+    monkeypatch.setattr("tqdm.tqdm.update", lambda bar, count=1: time.sleep(0.1))
+    files = ["--json", str(tmp_path / "a.jsonl"), "--html", str(tmp_path / "a.html")]
+    assert _bench("--url", server.url, "--request-rate", "50", *files) == LATE_STATUS
+    printed = capsys.readouterr().out
+    assert "warning: 50 requests/s: these are NOT the server's figures: the client sent requests up to" in printed
+    (found,) = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert "after their time" in found["mmserve"]["client_late"]
+    assert 'role="alert"' in (tmp_path / "a.html").read_text()
+
+
+def test_a_server_that_says_where_time_goes_is_asked(tmp_path: Path) -> None:
+    with openai_server(stages_ms={"queue": 1.0, "decode": 2.0}) as server:
+        assert _bench("--url", server.url, "--json", str(tmp_path / "a.jsonl")) == 0
+    (found,) = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    stages_ms = found["mmserve"]["stages_ms"]
+    assert (stages_ms["queue"], stages_ms["decode"]) == (1.0, 2.0)
+    assert found["mmserve"]["client_late"] is None
+
+
+def test_a_server_that_refuses_to_say_where_time_goes_is_not_asked_again(tmp_path: Path) -> None:
+    with openai_server(knows_timing=False) as server:
+        assert _bench("--url", server.url, "--html", str(tmp_path / "a.html")) == 0
+        assert sum("include_timing" in body["stream_options"] for body in server.bodies) == 1
+    assert "No chart of stages" in (tmp_path / "a.html").read_text()
 
 
 def test_a_server_that_is_not_there_is_named(server: OpenAiServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
+
+import pytest
 
 from mmserve.load.client import Record
 from mmserve.load.figures import figures
-from mmserve.load.report import Run, html, rows
+from mmserve.load.report import Run, html, rows, warnings
 from mmserve.load.svg import Series, chart
 
 EVIL = '<script>alert("x")</script>'
@@ -43,6 +46,32 @@ def test_the_table_has_a_row_for_each_run() -> None:
 
 def test_a_report_of_nothing_but_failures_is_made() -> None:
     assert "Errors" in html("x", [], [_run("a", "a", 1, Record(error="500"))])
+
+
+def test_a_late_client_is_said_before_its_figures() -> None:
+    late = replace(RUNS[1], late=f"was late {EVIL}")
+    assert [line[0] for line in rows([RUNS[0], late])[1:]] == ["a, 1", "a, 2 (client late)"]
+    (warning,) = warnings([RUNS[0], late])
+    assert warning.startswith("a, 2: these are NOT the server's figures")
+    made = html("x", [], [RUNS[0], late])
+    assert EVIL not in made
+    assert made.index("NOT the server&#x27;s") < made.index("<table")
+    assert "NOT the server" not in html("x", [], RUNS)
+
+
+def test_stages_are_a_bar_and_a_table_of_the_servers_that_give_them() -> None:
+    told = _run("b, 1", "b", 1, Record(ttft_s=0.1, end_s=0.4, stages_ms={"queue": 100.0, EVIL: 200.0}))
+    made = html("x", [], [RUNS[0], told])
+    assert EVIL not in made
+    chart_of_stages = next(svg for svg in re.findall(r"<svg.*?</svg>", made, re.DOTALL) if "Stages" in svg)
+    bars = ElementTree.fromstring(chart_of_stages).findall("rect")[:3]
+    assert [float(bar.attrib["width"]) for bar in bars] == pytest.approx([280.0, 560.0, 280.0])
+    assert [bar[0].text for bar in bars] == ["queue: 100 ms", f"{EVIL}: 200 ms", "rest: 100 ms"]
+    assert "the server gives none: a, 1." in made
+
+
+def test_servers_without_stages_have_no_chart_of_them() -> None:
+    assert "No chart of stages" in html("x", [], RUNS)
 
 
 def test_charts_scale_to_their_values() -> None:
