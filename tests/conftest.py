@@ -4,11 +4,16 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
 from tests.fakes.leaks import leaks
+
+# Without a GPU its kernels run in Triton's interpreter, which must be chosen before the first import of Triton.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell starts background jobs with SIGINT ignored, and their children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

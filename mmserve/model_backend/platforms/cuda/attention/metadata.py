@@ -1,0 +1,85 @@
+"""The metadata of a step for the attention kernels, and its builder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.platforms.cuda.attention.record import StepRecord
+from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling
+from mmserve.model_backend.platforms.cuda.attention.work import (
+    Int32s,
+    block_tables,
+    decode_work,
+    prefill_tiles,
+)
+
+_FIRST_RECORD_INTS = 1 << 16
+"""Room of the first record; it grows with the longest step."""
+
+
+class Partials:
+    """Where the results of splits wait for their merge. Shared by all layers. It grows as ``StepRecord`` does."""
+
+    def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
+        self._num_heads, self._head_dim, self._device = num_heads, head_dim, device
+        self._allocate(1)
+
+    def reserve(self, num_places: int) -> None:
+        if num_places > len(self.totals):
+            self._allocate(2 * num_places)
+
+    def _allocate(self, num_places: int) -> None:
+        shape = (num_places, self._num_heads)
+        self.totals = torch.empty(*shape, self._head_dim, dtype=torch.float32, device=self._device)
+        self.weights = torch.empty(*shape, 2, dtype=torch.float32, device=self._device)
+
+
+@dataclass(frozen=True)
+class TritonMetadata:
+    """One step."""
+
+    record: torch.Tensor
+    num_decodes: int
+    num_tiles: int
+    """Of prefill."""
+    has_image_ends: bool
+    works: Mapping[int | None, int]
+    """Window -> index of the section with its decode items; their merges are in the next one."""
+    partials: Partials
+
+
+class TritonMetadataBuilder:
+    """Owns the record on the device, which every step overwrites."""
+
+    def __init__(self, limits: StepLimits, spec: AttentionSpec, tiling: AttentionTiling, device: torch.device) -> None:
+        self._block_tokens, self._split_tokens = limits.block_tokens, tiling.split_tokens
+        self._tile_tokens = tiling.prefill.rows // spec.group_size
+        self._windows = tuple(dict.fromkeys(mask.window for mask in spec.masks))
+        self._record = StepRecord(device, max(_FIRST_RECORD_INTS, 2 * limits.max_tokens))
+        self._partials = Partials(spec.num_heads, spec.head_dim, device)
+
+    def build(self, step: AttentionInput) -> TritonMetadata:
+        num_decodes = step.num_decodes
+        lengths = step.starts[:num_decodes] + 1
+        ids, tables = block_tables(step, self._block_tokens)
+        tiles = prefill_tiles(step, tables, self._tile_tokens)
+        has_image_ends = step.image_ends is not None
+        image_ends = np.empty(0) if step.image_ends is None else step.image_ends
+        sections = [_ints(step.slot_mapping), _ints(lengths), ids, _ints(image_ends), tiles]
+        works = {}
+        for window in self._windows:
+            work = decode_work(lengths, tables, self._block_tokens, self._split_tokens, window)
+            works[window] = len(sections)
+            sections += [work.items, work.merges]
+            self._partials.reserve(work.num_places)
+        record = self._record.write(sections)
+        return TritonMetadata(record, num_decodes, len(tiles), has_image_ends, works, self._partials)
+
+
+def _ints(values: np.ndarray) -> Int32s:
+    return values.astype(np.int32)

@@ -1,0 +1,132 @@
+"""Compiles what the attention backend would launch on a GPU, without one, and reports what the GPU would need for it.
+
+``python -m tests.unit.model_backend.platforms.cuda.compiled CAPABILITY CASE...`` prints a JSON list. A process of its
+own, because Triton's interpreter, in which the other tests run kernels, is chosen when Triton is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Mask, StepLimits
+from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
+
+SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""Of a program, by compute capability."""
+
+
+class Case(NamedTuple):
+    """A model's heads, and what its rows see."""
+
+    dtype: str
+    group: int
+    kv_heads: int
+    dim: int
+    window: int | None = None
+    whole_images: bool = False
+
+    @property
+    def spec(self) -> AttentionSpec:
+        mask = Mask(self.window, self.whole_images)
+        return AttentionSpec(self.group * self.kv_heads, self.kv_heads, self.dim, (mask,))
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
+
+
+class _Driver:
+    """A GPU of this capability that exists for the compiler alone."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def compiled_launches(capability: int) -> Iterator[list[Any]]:
+    """Launches within compile and run nothing. Yields the compiled kernels."""
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    kernels: list[Any] = []
+
+    def launcher(kernel: JITFunction, grid: tuple[int, ...]) -> Any:
+        kernel.device_caches.clear()  # they do not know which GPU they are for
+        return lambda *args, **kwargs: kernels.append(kernel.warmup(*args, grid=grid, **kwargs))
+
+    triton.runtime.driver.set_active(_Driver(capability))
+    with patch.object(JITFunction, "__getitem__", launcher):
+        yield kernels
+
+
+def resources(kernel: Any) -> dict[str, Any]:
+    """Registers of a thread, bytes that do not fit them, shared memory of a program, and the way of its products."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(kernel.asm["cubin"])
+        cubin.flush()
+        shown = subprocess.run([tool, "-res-usage", cubin.name], check=True, capture_output=True, text=True).stdout
+    usage = dict(re.findall(r"(REG|STACK):(\d+)", shown))
+    ptx = kernel.asm["ptx"]
+    return {
+        "kernel": kernel.metadata.name,
+        "registers": int(usage["REG"]),
+        "spilled_bytes": int(usage["STACK"]),
+        "shared_bytes": kernel.metadata.shared,
+        "warps": kernel.metadata.num_warps,
+        "wgmma": "wgmma.mma_async" in ptx,
+        "copies_ahead": bool(re.search(r"cp\.async\.wait_group\s+[1-9]", ptx)),
+        "wide_copies": len(re.findall(r"cp\.async\.\w+\.shared\.global [^;]*, 0x10", ptx)),
+        "other_copies": len(re.findall(r"cp\.async\.\w+\.shared\.global [^;]*, 0x[48]", ptx)),
+    }
+
+
+def compile_case(case: Case, capability: int) -> list[dict[str, Any]]:
+    """Of every kernel that a step with decode rows and a prompt launches."""
+    from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
+
+    dtype, spec = case.torch_dtype, case.spec
+    backend = TritonAttention(
+        spec, torch.device("cpu"), tiling_of(spec, dtype, SHARED_BYTES[capability]), num_programs=396
+    )
+    starts, counts = np.array([600, 0]), np.array([1, 40])
+    tables, rows = np.zeros((2, 64), dtype=np.int64), np.arange(41)
+    step = AttentionInput(np.arange(2), starts, counts, tables, rows, rows + 1 if case.whole_images else None)
+    heads = torch.empty(41, spec.num_heads + 2 * spec.num_kv_heads, case.dim, dtype=dtype)
+    q, kv = heads[:, : spec.num_heads], heads[:, spec.num_heads :].unflatten(1, (2, spec.num_kv_heads))
+    metadata = backend.builder(StepLimits(64, 2, 64, 16)).build(step)
+    with compiled_launches(capability) as kernels:
+        backend.forward(q, kv, torch.empty(backend.kv_shape(64, 16), dtype=dtype), metadata, *spec.masks)
+    return [resources(kernel) for kernel in kernels]
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") != "1"
+    cases = [Case(*json.loads(each)) for each in sys.argv[2:]]
+    print(json.dumps([compile_case(case, int(sys.argv[1])) for case in cases]))

@@ -1,0 +1,50 @@
+"""The attention kernels compile for a GPU and fit it: registers, shared memory, products by the fast instructions.
+
+What the compiler says of a Hopper GPU is what the sizes in ``attention/tiling.py`` were chosen by. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
+from tests.unit.model_backend.platforms.cuda import compiled
+from tests.unit.model_backend.platforms.cuda.compiled import SHARED_BYTES, Case
+
+HOPPER = 90
+LLAMA = Case("bfloat16", 4, 8, 128)
+WIDE = Case("bfloat16", 2, 4, 256, 1024, True)
+
+
+def kernels(*cases: Case) -> list[dict[str, dict[str, Any]]]:
+    """Of each case, the kernels by name, compiled for Hopper."""
+    ran = subprocess.run(
+        [sys.executable, "-m", compiled.__name__, str(HOPPER), *(json.dumps(case) for case in cases)],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [{each["kernel"]: each for each in case} for case in json.loads(ran.stdout)]
+
+
+def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
+    for model, case in zip((LLAMA, WIDE), kernels(LLAMA, WIDE), strict=True):
+        assert set(case) == {"store_kv", "decode_splits", "merge_splits", "prefill_tiles"}
+        for kernel in case.values():
+            assert kernel["spilled_bytes"] == 0
+            assert kernel["shared_bytes"] <= SHARED_BYTES[HOPPER]
+        decode, prefill = case["decode_splits"], case["prefill_tiles"]
+        assert prefill["wgmma"]
+        for kernel in (decode, prefill):
+            assert kernel["copies_ahead"]
+            assert kernel["wide_copies"]
+            assert not kernel["other_copies"]
+        # Together on a processor with 64 Ki registers and 228 KiB, of which each program takes 1 KiB more.
+        programs = tiling_of(model.spec, model.torch_dtype, SHARED_BYTES[HOPPER]).decode_programs
+        assert programs * decode["registers"] * 32 * decode["warps"] <= 1 << 16
+        assert programs * (decode["shared_bytes"] + 1024) <= 228 * 1024
