@@ -17,6 +17,7 @@ Quantization = Literal["none", "int8", "int4"]
 ModelImpl = Literal["auto", "mmserve", "transformers"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+AttentionChoice = Literal["auto", "torch", "triton"]
 KernelWays = Literal["auto", "kept", "default"]
 KernelLevel = Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "neon"]
 Speculative = Literal["none", "ngram"]
@@ -76,6 +77,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "how a CPU divides products; the numbers are the same; auto: as measured at a model's first start on this "
             "CPU; kept: never measure, use earlier results; default: use none",
         ),
+    ] = "auto"
+    attention_backend: Annotated[
+        AttentionChoice,
+        _field("model", "attention on a GPU; auto: Triton's kernels where they pass a test at start, else torch's"),
     ] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, _field("model", "context length in tokens; default: the model's")

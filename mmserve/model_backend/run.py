@@ -35,6 +35,7 @@ def run(process: Process) -> None:
         rank,
         deployment.activation_dtype,
         kernel_level=deployment.config.kernel_level,
+        attention=deployment.config.attention_backend,
     )
     platform.place(rank, size)
     platform.set_threads(deployment.cpu_threads // size)

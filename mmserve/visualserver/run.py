@@ -61,6 +61,7 @@ def run(process: Process) -> None:
         process.index,
         deployment.activation_dtype,
         kernel_level=deployment.config.kernel_level,
+        attention=deployment.config.attention_backend,
     )
     platform.set_threads(_threads(deployment))
     with allocator.return_freed_memory():

@@ -32,6 +32,8 @@ class Problem:
     images: tuple[tuple[int, int], ...] = ()
     """(first, end) of positions, the same in all sequences."""
     block_tokens: int = 16
+    num_blocks: int | None = None
+    """Of the cache; None: as many as are used."""
     soft_cap: float | None = None
 
     @property
@@ -58,18 +60,25 @@ class Step:
 
     def run(self, backend: Any, mask: Mask | None = None, metadata: Any = None) -> torch.Tensor:
         """[T, heads, dim] as the backend computes it. The K and V of the step are in the cache afterwards."""
-        problem, step = self.problem, self.input
-        rows = [made[start:] for made, (start, _) in zip(self._sequences, problem.chunks, strict=True) if len(made)]
-        rows += [torch.zeros(1, *self._sequences[0].shape[1:], dtype=problem.dtype)] * problem.chunks.count((-1, 1))
+        queries, kv, cache = self.tensors(backend)
+        metadata = metadata or backend.builder(self.problem.limits).build(self.input)
+        out = backend.forward(queries, kv, cache, metadata, mask or self.problem.masks[0])
+        stored = cache.flatten(0, 1)[torch.from_numpy(self.input.slot_mapping).to(self._device)]
+        assert torch.equal(stored, kv.to(cache.dtype))
+        return out.cpu()
+
+    def tensors(self, backend: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [T, heads, dim], K and V [T, 2, heads, dim] (views into one), and the cache before the step."""
+        problem = self.problem
+        unused = torch.zeros(1, *self._sequences[0].shape[1:], dtype=problem.dtype)
+        rows = [
+            made[start:] if len(made) else unused
+            for made, (start, _) in zip(self._sequences, problem.chunks, strict=True)
+        ]
         heads = torch.cat(rows).to(self._device)
         queries = heads[:, : problem.group * problem.kv_heads]
         kv = heads[:, problem.group * problem.kv_heads :].unflatten(1, (2, problem.kv_heads))
-        cache = self._cache(backend).to(self._device)
-        metadata = metadata or backend.builder(problem.limits).build(step)
-        out = backend.forward(queries, kv, cache, metadata, mask or problem.masks[0])
-        stored = cache.flatten(0, 1)[torch.from_numpy(step.slot_mapping).to(self._device)]
-        assert torch.equal(stored, kv.to(cache.dtype))
-        return out.cpu()
+        return queries, kv, self._cache(backend).to(self._device)
 
     def exact(self, mask: Mask | None = None) -> torch.Tensor:
         """What ``run`` must return, from the same numbers, in float64."""
@@ -107,7 +116,7 @@ class Step:
     def _cache(self, backend: Any) -> torch.Tensor:
         """With the K and V of all tokens before the step."""
         problem, step = self.problem, self.input
-        shape = backend.kv_shape(int(step.block_tables.max()) + 1, problem.block_tokens)
+        shape = backend.kv_shape(problem.num_blocks or int(step.block_tables.max()) + 1, problem.block_tokens)
         cache = torch.full(shape, torch.nan).to(problem.kv_dtype or problem.dtype)
         tokens = cache.view(-1, 2, problem.kv_heads, problem.dim)
         for slot, (made, (start, _)) in enumerate(zip(self._sequences, problem.chunks, strict=True)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmserve.config.config import KernelLevel
+from mmserve.config.config import AttentionChoice, KernelLevel
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.interface import Platform
@@ -23,17 +23,18 @@ def platform_for(
     activation_dtype: str | None = None,
     *,
     kernel_level: KernelLevel = "auto",
+    attention: AttentionChoice = "auto",
 ) -> Platform:
     """``device``: cpu or cuda. Ranks share GPUs round-robin when there are more ranks than GPUs.
 
     ``activation_dtype``: see ``CpuPlatform``; a GPU has one dtype. Raises StartupError without a GPU, and for a CPU
-    without ``kernel_level``.
+    without ``kernel_level``. ``attention``: on a GPU.
     """
     if device == "cpu":
         return CpuPlatform(DTYPES[dtype], DTYPES.get(activation_dtype or ""), kernel_level)
     if not (num_gpus := torch.cuda.device_count()):
         raise StartupError("torch finds no GPU: use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES")
-    return CudaPlatform(torch.device("cuda", rank % num_gpus), DTYPES[dtype])
+    return CudaPlatform(torch.device("cuda", rank % num_gpus), DTYPES[dtype], attention)
 
 
 def shapes_alone(dtype: str = "float32") -> Platform:

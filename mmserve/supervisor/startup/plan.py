@@ -53,6 +53,7 @@ def make(
     _check_impl(config, model)
     _check_speculation(config)
     device = _device(config, machine)
+    _check_attention(config, device)
     dtype = _dtype(config, model, device, machine)
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
@@ -140,6 +141,14 @@ def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
     if config.device == "auto":
         return "cuda" if machine.has_cuda else "cpu"
     return config.device
+
+
+def _check_attention(config: Config, device: Literal["cpu", "cuda"]) -> None:
+    if device == "cpu" and config.attention_backend != "auto":
+        raise StartupError(
+            f"--attention-backend {config.attention_backend} is for a GPU, and a CPU computes attention in one way: "
+            "leave it out, or add --device cuda"
+        )
 
 
 def _dtype(config: Config, model: ModelSpec, device: str, machine: Machine) -> Dtype:

@@ -1,20 +1,34 @@
-"""A GPU: torch's own operations, a KV cache sized by free memory, the arena pinned for asynchronous copies."""
+"""A GPU: attention by Triton's kernels, all else by torch, a KV cache sized by free memory, the arena pinned."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from mmserve.config.config import AttentionChoice
 from mmserve.ipc.arena import Arena
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
+from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, triton_attention
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.reference import TorchPlatform
 
 
 class CudaPlatform(TorchPlatform):
-    """See ``interface.Platform``."""
+    """See ``interface.Platform``. ``attention``: the option of that name."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, attention: AttentionChoice = "auto") -> None:
+        super().__init__(device, dtype)
+        self._attention = attention
 
     @property
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device)
+
+    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
+        torch.cuda.set_device(self.device)  # Triton launches on the current device
+        found = triton_attention(self._attention, spec, self.dtype, Gpu.of(self.device))
+        return super().attention(spec, kv_dtype) if found is None else found
 
     def release_cached_memory(self) -> None:
         torch.cuda.empty_cache()

@@ -346,3 +346,10 @@ def test_a_draft_model_that_cannot_be_computed_is_refused(model: ModelSpec) -> N
     with pytest.raises(StartupError, match="--dtype float32"):
         _with_draft(model, quantized, XEON)
     assert _with_draft(model, quantized, XEON, dtype="float32").draft is not None
+
+
+@pytest.mark.parametrize("choice", ["torch", "triton"])
+def test_a_cpu_has_one_attention(choice: str, model: ModelSpec) -> None:
+    with pytest.raises(StartupError, match=f"--attention-backend {choice} is for a GPU"):
+        _make(model, LAPTOP, attention_backend=choice)
+    assert _make(model, GPU, attention_backend=choice).config.attention_backend == choice

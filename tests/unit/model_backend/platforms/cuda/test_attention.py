@@ -28,7 +28,7 @@ def attention(problem: Problem, num_programs: int = 3) -> TritonAttention:
 @pytest.mark.parametrize(
     "problem",
     [
-        Problem(DECODES, kv_heads=2),
+        Problem((*DECODES, (40, 3)), kv_heads=2),
         Problem(CHUNKS, group=3, kv_heads=2),
         Problem(DECODES, group=4, dim=64, dtype=torch.bfloat16),
         Problem(CHUNKS, group=7, dim=48, dtype=torch.float16),

@@ -1,0 +1,68 @@
+"""Chooses the attention of a GPU (``--attention-backend``): Triton's kernels where they work, torch's otherwise."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from mmserve.config.config import AttentionChoice
+from mmserve.model_backend.attention.interface import AttentionSpec
+from mmserve.runtime.errors import StartupError
+
+if TYPE_CHECKING:
+    from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
+
+_OLDEST = (8, 0)
+"""Ampere, the first GPUs that compute in bfloat16."""
+
+logger = logging.getLogger(__name__)
+
+
+class Gpu(NamedTuple):
+    """What the sizes of kernels depend on."""
+
+    device: torch.device
+    capability: tuple[int, int]
+    processors: int
+    shared_bytes: int
+    """Memory on a processor that one program may use."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Gpu:
+        facts = torch.cuda.get_device_properties(device)
+        shared_bytes: int = facts.shared_memory_per_block_optin  # type: ignore[attr-defined]
+        return cls(device, (facts.major, facts.minor), facts.multi_processor_count, shared_bytes)
+
+
+def triton_attention(
+    choice: AttentionChoice, spec: AttentionSpec, dtype: torch.dtype, gpu: Gpu
+) -> TritonAttention | None:
+    """The backend, tested on this GPU; None: torch is to compute.
+
+    Raises StartupError if the user chose Triton and it does not work.
+    """
+    if choice == "torch":
+        return None
+    problem = _missing(gpu)
+    if problem is None:
+        from mmserve.model_backend.platforms.cuda.attention.self_test import checked_attention
+
+        found = checked_attention(spec, dtype, gpu.device, gpu.processors, gpu.shared_bytes)
+        if not isinstance(found, str):
+            return found
+        problem = found
+    if choice == "triton":
+        raise StartupError(f"--attention-backend triton: {problem}; choose torch, or leave the option out")
+    logger.warning("attention is computed by torch, which is slower than Triton's kernels: %s", problem)
+    return None
+
+
+def _missing(gpu: Gpu) -> str | None:
+    if gpu.capability < _OLDEST:
+        return f"this GPU's compute capability is {'.'.join(map(str, gpu.capability))}, and the kernels need 8.0"
+    if find_spec("triton") is None:
+        return "Triton is not installed (a CUDA build of torch for Linux brings it)"
+    return None

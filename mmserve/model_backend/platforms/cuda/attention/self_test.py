@@ -1,0 +1,85 @@
+"""Computes a small step of a model's heads on the GPU and compares it with torch, before the kernels serve anybody.
+
+It also compiles the kernels, so that no request waits for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.sdpa import SdpaAttention
+from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
+from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
+
+_CHUNKS = ((300, 1), (4, 1), (0, 1), (20, 40))
+"""(start, count): several splits, one, a first token, and a prompt behind a cached prefix with an image in it."""
+_IMAGE = (25, 33)
+_BLOCKS = 20
+"""Of each sequence."""
+_TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+"""Of results of about 1."""
+
+
+def checked_attention(
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    processors: int,
+    shared_bytes: int,
+) -> TritonAttention | str:
+    """The backend, or why it cannot be used."""
+    if not TritonAttention.supports(spec):
+        return f"the kernels cannot compute heads of {spec.head_dim} numbers, {spec.group_size} queries to a key"
+    sizes = tiling_of(spec, dtype, shared_bytes)
+    attention = TritonAttention(spec, device, sizes, processors * sizes.decode_programs)
+    try:
+        difference = _difference(attention, SdpaAttention(spec, dtype, device), spec, dtype, device)
+    except (RuntimeError, OSError, triton.TritonError) as error:  # no compiler, a GPU that Triton does not know, ...
+        return f"its self-test failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    if not difference < _TOLERANCES[dtype]:  # not a number fails as well
+        return f"its self-test failed (results differ by {difference:.2g})"
+    return attention
+
+
+def _difference(
+    tested: AttentionBackend[Any],
+    reference: AttentionBackend[Any],
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> float:
+    """The largest between their results, over all masks of the model."""
+    block_tokens = tested.block_sizes[0]
+    step = _step(block_tokens)
+    rows, generator = len(step.slot_mapping), torch.Generator().manual_seed(0)
+    heads = torch.randn(rows, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, generator=generator)
+    shape = tested.kv_shape(_BLOCKS * len(_CHUNKS), block_tokens)
+    cache = torch.randn(shape, generator=generator).to(device, dtype)
+    limits = StepLimits(rows, len(_CHUNKS), _BLOCKS, block_tokens)
+    largest = []
+    for mask in spec.masks:
+        outs = []
+        for backend in (tested, reference):
+            made = heads.to(device, dtype)
+            kv = made[:, spec.num_heads :].view(rows, 2, spec.num_kv_heads, spec.head_dim)
+            metadata = backend.builder(limits).build(step)
+            outs.append(backend.forward(made[:, : spec.num_heads], kv, cache.clone(), metadata, mask).float())
+        largest.append(float((outs[0] - outs[1]).abs().max()))
+    return float(torch.tensor(largest).max())  # NaN if one of them is
+
+
+def _step(block_tokens: int) -> AttentionInput:
+    starts, counts = (np.array(values) for values in zip(*_CHUNKS, strict=True))
+    slots = np.arange(len(_CHUNKS))
+    tables = np.random.default_rng(0).permutation(len(_CHUNKS) * _BLOCKS).reshape(len(_CHUNKS), _BLOCKS)
+    positions = np.concatenate([np.arange(start, start + count) for start, count in _CHUNKS])
+    mapping = tables[np.repeat(slots, counts), positions // block_tokens] * block_tokens + positions % block_tokens
+    image_ends = positions + 1
+    image = (np.repeat(slots, counts) == len(_CHUNKS) - 1) & (positions >= _IMAGE[0]) & (positions < _IMAGE[1])
+    image_ends[image] = _IMAGE[1]
+    return AttentionInput(slots, starts, counts, tables, mapping, image_ends)

@@ -1,0 +1,89 @@
+"""Which attention a GPU gets, and what is said where Triton's kernels cannot compute. The GPU is the interpreter."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from mmserve.config.config import AttentionChoice
+from mmserve.model_backend.attention.interface import AttentionSpec, Mask
+from mmserve.model_backend.platforms.cuda.attention import choice, self_test
+from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
+from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, triton_attention
+from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling
+from mmserve.runtime.errors import StartupError
+from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
+
+GPU = Gpu(torch.device("cpu"), (9, 0), 2, 227 << 10)
+SPEC = AttentionSpec(2, 1, 16, (Mask(), Mask(24, whole_images=True)))
+
+
+def chosen(option: AttentionChoice, spec: AttentionSpec = SPEC, gpu: Gpu = GPU) -> TritonAttention | None:
+    return triton_attention(option, spec, torch.float32, gpu)
+
+
+@pytest.fixture
+def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiling = AttentionTiling(Tiling(16, 64, 4, 1), Tiling(32, 64, 4, 1), split_tokens=128, segment_tokens=128)
+    monkeypatch.setattr(self_test, "tiling_of", lambda *_: tiling)
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("small_sizes")
+def test_kernels_that_pass_their_test_are_used() -> None:
+    assert isinstance(chosen("auto"), TritonAttention)
+
+
+def test_torch_is_used_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: pytest.fail("looked for Triton"))
+    assert chosen("torch") is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "gpu", "problem"),
+    [
+        (SPEC, GPU._replace(capability=(7, 5)), "compute capability is 7.5, and the kernels need 8.0"),
+        (AttentionSpec(2, 1, 40), GPU, "heads of 40 numbers"),
+        (AttentionSpec(2, 1, 512), GPU, "heads of 512 numbers"),
+        (AttentionSpec(128, 1, 64), GPU, "128 queries to a key"),
+    ],
+    ids=str,
+)
+def test_a_problem_that_is_known_beforehand(
+    spec: AttentionSpec, gpu: Gpu, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert chosen("auto", spec, gpu) is None
+    assert problem in caplog.text
+    with pytest.raises(StartupError, match=f"--attention-backend triton: .*{problem}.*; choose torch"):
+        chosen("triton", spec, gpu)
+
+
+def test_without_triton_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "find_spec", lambda name: None if name == "triton" else find_spec(name))
+    assert chosen("auto") is None
+    with pytest.raises(StartupError, match="Triton is not installed"):
+        chosen("triton")
+
+
+def no_compiler(*args: Any) -> None:
+    raise RuntimeError("Failed to find C compiler.\nmore of it")
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [(lambda *args: None, "results differ by"), (no_compiler, r"RuntimeError: Failed to .*\.\)")],
+)
+@pytest.mark.parametrize("part", ["_decode", "_prefill"])
+def test_kernels_that_fail_their_test_are_not_used(
+    part: str, mistake: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TritonAttention, part, mistake)
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # what is not computed is 0, not by chance the result before
+    assert chosen("auto") is None
+    with pytest.raises(StartupError, match=f"its self-test failed .*{message}"):
+        chosen("triton")

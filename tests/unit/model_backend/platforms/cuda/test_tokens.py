@@ -1,0 +1,47 @@
+"""A model on the attention kernels answers as it does on torch's attention, in chunks and in a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmserve.model_backend.attention.interface import AttentionSpec
+from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
+from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling
+from mmserve.model_backend.platforms.reference import TorchPlatform
+from tests.fakes.checkpoints import make_llama
+from tests.fakes.engine import Driver, make_runner
+from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
+
+pytestmark = needs_interpreter
+TILING = AttentionTiling(Tiling(16, 32, 4, 1), Tiling(64, 32, 4, 1), split_tokens=32, segment_tokens=64)
+CPU = torch.device("cpu")
+
+
+class Interpreted(TorchPlatform):
+    """Torch, with the attention of a GPU."""
+
+    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> Any:
+        return TritonAttention(spec, CPU, TILING, num_programs=2)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"), head_dim=16)
+
+
+def answers(directory: Path, platform: TorchPlatform) -> list[list[int]]:
+    driver = Driver(make_runner(directory, platform=platform), chunk=20)
+    prompts = [[3 + (7 * i + 5 * k) % 90 for k in range(length)] for i, length in enumerate((37, 5))]
+    running = [driver.add(slot, prompt) for slot, prompt in enumerate(prompts)]
+    driver.run(4)
+    assert not driver.failures
+    return [sequence.output for sequence in running]
+
+
+def test_tokens_are_those_of_torch(directory: Path) -> None:
+    expected = answers(directory, TorchPlatform(CPU, torch.float32))
+    assert answers(directory, Interpreted(CPU, torch.float32)) == expected
