@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mmserve.model_backend.attention.interface import Mask
+from mmserve.model_backend.platforms.reference import TorchOps
 from tests.fakes.attention import TOLERANCES, Problem, Step
 
 pytestmark = [
@@ -76,3 +77,19 @@ def test_a_captured_graph_computes_other_lengths() -> None:
             target.copy_(value)
         graph.replay()
         assert torch.equal(out.cpu(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [64, 72, 80, 128])
+def test_images_of_any_sizes_attend_as_in_float64(dim: int, dtype: torch.dtype) -> None:
+    from mmserve.model_backend.platforms.cuda.ops import TritonOps
+
+    heads, lengths = 3, (576, 1, 64, 64, 1000, 17)
+    qkv = torch.randn(sum(lengths), 3 * heads * dim, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = TorchOps().encoder_attention(qkv.double(), heads, lengths)
+    ops = TritonOps(torch.device("cuda", 0))
+    found = ops.encoder_attention(qkv.cuda(), heads, lengths)
+    assert ops._encoder(dim, dtype) is not None
+    assert (found.cpu().double() - expected).abs().max() < TOLERANCES[dtype]
+    alone = ops.encoder_attention(qkv[577 : 577 + 64].cuda(), heads, (64,))
+    assert torch.equal(alone, found[577 : 577 + 64])

@@ -9,7 +9,8 @@ import torch
 from mmserve.config.config import AttentionChoice
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
-from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, triton_attention
+from mmserve.model_backend.layers.ops import Ops
+from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_triton, triton_attention
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.reference import TorchPlatform
 
@@ -25,8 +26,16 @@ class CudaPlatform(TorchPlatform):
     def device_name(self) -> str:
         return torch.cuda.get_device_name(self.device)
 
-    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
+    def ops(self) -> Ops:
         torch.cuda.set_device(self.device)  # Triton launches on the current device
+        if not offers_triton(self._attention, Gpu.of(self.device)):
+            return super().ops()
+        from mmserve.model_backend.platforms.cuda.ops import TritonOps
+
+        return TritonOps(self.device)
+
+    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
+        torch.cuda.set_device(self.device)
         found = triton_attention(self._attention, spec, self.dtype, Gpu.of(self.device))
         return super().attention(spec, kv_dtype) if found is None else found
 

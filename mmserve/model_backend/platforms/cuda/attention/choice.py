@@ -44,25 +44,32 @@ def triton_attention(
 
     Raises StartupError if the user chose Triton and it does not work.
     """
-    if choice == "torch":
+    if not offers_triton(choice, gpu):
         return None
-    problem = _missing(gpu)
-    if problem is None:
-        from mmserve.model_backend.platforms.cuda.attention.self_test import checked_attention
+    from mmserve.model_backend.platforms.cuda.attention.self_test import checked_attention
 
-        found = checked_attention(spec, dtype, gpu.device, gpu.processors, gpu.shared_bytes)
-        if not isinstance(found, str):
-            return found
-        problem = found
+    found = checked_attention(spec, dtype, gpu.device, gpu.processors, gpu.shared_bytes)
+    if not isinstance(found, str):
+        return found
+    _refuse(choice, found)
+    return None
+
+
+def offers_triton(choice: AttentionChoice, gpu: Gpu) -> bool:
+    """True if kernels may be tried. Raises StartupError if the user chose Triton and it is not there."""
+    if choice == "torch":
+        return False
+    problem = None
+    if gpu.capability < _OLDEST:
+        problem = f"this GPU's compute capability is {'.'.join(map(str, gpu.capability))}, and the kernels need 8.0"
+    elif find_spec("triton") is None:
+        problem = "Triton is not installed (a CUDA build of torch for Linux brings it)"
+    if problem is not None:
+        _refuse(choice, problem)
+    return problem is None
+
+
+def _refuse(choice: AttentionChoice, problem: str) -> None:
     if choice == "triton":
         raise StartupError(f"--attention-backend triton: {problem}; choose torch, or leave the option out")
     logger.warning("attention is computed by torch, which is slower than Triton's kernels: %s", problem)
-    return None
-
-
-def _missing(gpu: Gpu) -> str | None:
-    if gpu.capability < _OLDEST:
-        return f"this GPU's compute capability is {'.'.join(map(str, gpu.capability))}, and the kernels need 8.0"
-    if find_spec("triton") is None:
-        return "Triton is not installed (a CUDA build of torch for Linux brings it)"
-    return None

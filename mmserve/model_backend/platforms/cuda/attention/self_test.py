@@ -1,10 +1,11 @@
-"""Computes a small step of a model's heads on the GPU and compares it with torch, before the kernels serve anybody.
+"""Computes something small with a model's heads on the GPU and compares it with torch, before kernels serve anybody.
 
-It also compiles the kernels, so that no request waits for that.
+It also compiles them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ import triton
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionInput, AttentionSpec, StepLimits
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
-from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
+from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttention
+from mmserve.model_backend.platforms.cuda.attention.tiling import encoder_tiling, tiling_of
+from mmserve.model_backend.platforms.reference import TorchOps
 
 _CHUNKS = ((300, 1), (4, 1), (0, 1), (20, 40))
 """(start, count): several splits, one, a first token, and a prompt behind a cached prefix with an image in it."""
 _IMAGE = (25, 33)
+_MAX_ENCODER_DIM = 128
 _BLOCKS = 20
 """Of each sequence."""
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -37,13 +41,34 @@ def checked_attention(
         return f"the kernels cannot compute heads of {spec.head_dim} numbers, {spec.group_size} queries to a key"
     sizes = tiling_of(spec, dtype, shared_bytes)
     attention = TritonAttention(spec, device, sizes, processors * sizes.decode_programs)
+    reference = SdpaAttention(spec, dtype, device)
+    return _problem(lambda: _difference(attention, reference, spec, dtype, device), dtype) or attention
+
+
+def checked_encoder(head_dim: int, dtype: torch.dtype, device: torch.device) -> EncoderAttention | str:
+    """The attention of a tower with such heads, or why it cannot be used."""
+    if head_dim % 8 or head_dim > _MAX_ENCODER_DIM:
+        return f"the kernel cannot compute heads of {head_dim} numbers"
+    attention = EncoderAttention(device, encoder_tiling(dtype))
+    return _problem(lambda: _encoder_difference(attention, head_dim, dtype, device), dtype) or attention
+
+
+def _problem(difference: Callable[[], float], dtype: torch.dtype) -> str | None:
     try:
-        difference = _difference(attention, SdpaAttention(spec, dtype, device), spec, dtype, device)
+        found = difference()
     except (RuntimeError, OSError, triton.TritonError) as error:  # no compiler, a GPU that Triton does not know, ...
         return f"its self-test failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-    if not difference < _TOLERANCES[dtype]:  # not a number fails as well
-        return f"its self-test failed (results differ by {difference:.2g})"
-    return attention
+    # Not a number fails as well.
+    return None if found < _TOLERANCES[dtype] else f"its self-test failed (results differ by {found:.2g})"
+
+
+def _encoder_difference(attention: EncoderAttention, head_dim: int, dtype: torch.dtype, device: torch.device) -> float:
+    lengths, heads = (100, 3, 64), 2
+    qkv = torch.randn(sum(lengths), 3 * heads * head_dim, generator=torch.Generator().manual_seed(0))
+    outs = (
+        compute(qkv.to(device, dtype), heads, lengths).float() for compute in (attention, TorchOps().encoder_attention)
+    )
+    return float(torch.sub(*outs).abs().max())
 
 
 def _difference(

@@ -61,3 +61,8 @@ def tiling_of(spec: AttentionSpec, dtype: torch.dtype, shared_bytes: int) -> Att
     if shared_bytes >= _HOPPER_SHARED_BYTES:
         return AttentionTiling(decode, Tiling(128, 32 if wide else 64, 8, 3))
     return AttentionTiling(decode, Tiling(64, 32, 8, 2) if wide else Tiling(64, 32, 4, 3))
+
+
+def encoder_tiling(dtype: torch.dtype) -> Tiling:
+    """Of a vision tower's attention, with heads of at most 128 numbers. ``Tiling.rows`` are those of one head."""
+    return Tiling(32, 32, 4, 1) if dtype is torch.float32 else Tiling(64, 64, 4, 3)

@@ -1,7 +1,8 @@
-"""Compiles what the attention backend would launch on a GPU, without one, and reports what the GPU would need for it.
+"""Compiles what the attention kernels launch on a GPU, without one, and reports what the GPU would need for it.
 
-``python -m tests.unit.model_backend.platforms.cuda.compiled CAPABILITY CASE...`` prints a JSON list. A process of its
-own, because Triton's interpreter, in which the other tests run kernels, is chosen when Triton is imported.
+``python -m tests.unit.model_backend.platforms.cuda.compiled CAPABILITY CASE...`` prints a JSON list. A case is JSON: the
+fields of ``Case``, or ["encoder", head size, dtype] for a vision tower. It is a process of its own, because Triton's
+interpreter, in which the other tests run kernels, is chosen when Triton is imported.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Mask, StepLimits
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 
+ENCODER = "encoder"
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Of a program, by compute capability."""
 
@@ -126,7 +128,25 @@ def compile_case(case: Case, capability: int) -> list[dict[str, Any]]:
     return [resources(kernel) for kernel in kernels]
 
 
+def compile_encoder(dim: int, dtype: str, capability: int) -> list[dict[str, Any]]:
+    """The kernel of a vision tower with heads of so many numbers."""
+    from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttention
+    from mmserve.model_backend.platforms.cuda.attention.tiling import encoder_tiling
+
+    chosen = getattr(torch, dtype)
+    with compiled_launches(capability) as kernels:
+        EncoderAttention(torch.device("cpu"), encoder_tiling(chosen))(torch.empty(80, 48 * dim, dtype=chosen), 16, [80])
+    return [resources(kernel) for kernel in kernels]
+
+
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") != "1"
-    cases = [Case(*json.loads(each)) for each in sys.argv[2:]]
-    print(json.dumps([compile_case(case, int(sys.argv[1])) for case in cases]))
+    capability, *cases = map(json.loads, sys.argv[1:])
+    print(
+        json.dumps(
+            [
+                compile_encoder(*case[1:], capability) if case[0] == ENCODER else compile_case(Case(*case), capability)
+                for case in cases
+            ]
+        )
+    )

@@ -9,18 +9,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 from tests.unit.model_backend.platforms.cuda import compiled
-from tests.unit.model_backend.platforms.cuda.compiled import SHARED_BYTES, Case
+from tests.unit.model_backend.platforms.cuda.compiled import ENCODER, SHARED_BYTES, Case
 
 HOPPER = 90
 LLAMA = Case("bfloat16", 4, 8, 128)
 WIDE = Case("bfloat16", 2, 4, 256, 1024, True)
 
 
-def kernels(*cases: Case) -> list[dict[str, dict[str, Any]]]:
+def kernels(*cases: Sequence[Any]) -> list[dict[str, dict[str, Any]]]:
     """Of each case, the kernels by name, compiled for Hopper."""
     ran = subprocess.run(
         [sys.executable, "-m", compiled.__name__, str(HOPPER), *(json.dumps(case) for case in cases)],
@@ -33,7 +34,11 @@ def kernels(*cases: Case) -> list[dict[str, dict[str, Any]]]:
 
 
 def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
-    for model, case in zip((LLAMA, WIDE), kernels(LLAMA, WIDE), strict=True):
+    *cases, tower = kernels(LLAMA, WIDE, (ENCODER, 80, "bfloat16"))
+    assert not tower["encoder_tiles"]["spilled_bytes"]
+    assert tower["encoder_tiles"]["wgmma"]
+    assert tower["encoder_tiles"]["copies_ahead"]
+    for model, case in zip((LLAMA, WIDE), cases, strict=True):
         assert set(case) == {"store_kv", "decode_splits", "merge_splits", "prefill_tiles"}
         for kernel in case.values():
             assert kernel["spilled_bytes"] == 0
