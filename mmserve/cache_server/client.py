@@ -22,6 +22,7 @@ from mmserve.messages.cache import (
     NamedImage,
     PermitRequest,
     PermitsReply,
+    StoredImage,
 )
 from mmserve.runtime.errors import Overloaded, TooLarge
 
@@ -42,6 +43,7 @@ class Calls(Protocol):
     def release_permit(self, name: str) -> None: ...
     def set_names(self, names: Sequence[bytes], images: Sequence[NamedImage]) -> None: ...
     def get_names(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]: ...
+    def look_up(self, items: Sequence[AllocItem]) -> Sequence[StoredImage]: ...
     def unregister(self) -> None: ...
 
 
@@ -155,6 +157,10 @@ class MediaCacheClient:
     def get_names(self, names: Sequence[bytes]) -> tuple[NamedImage | None, ...]:
         """The image of each name; None if it stands for none that is stored now."""
         return tuple(self._calls.get_names(names)) if names else ()
+
+    def look_up(self, items: Sequence[AllocItem]) -> tuple[StoredImage, ...]:
+        """What is stored of each image. Leases nothing and changes nothing."""
+        return tuple(self._calls.look_up(items)) if items else ()
 
     @property
     def is_silent(self) -> bool:

@@ -112,6 +112,10 @@ class EntryStore:
         if entries:
             self.space.unpin(entries)
 
+    def remembered_start(self, item: AllocItem) -> int:
+        """First token id of content that is out of the table; -1 if it has none."""
+        return self._ranges.remembered(item)
+
     def unlist(self, entry: CacheEntry) -> None:
         """Make the entry unfindable for new requests. Its content keeps its token ids."""
         del self.by_spec[entry.spec]

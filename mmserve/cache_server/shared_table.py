@@ -33,6 +33,7 @@ from mmserve.messages.cache import (
     NamedImage,
     PermitRequest,
     PermitsReply,
+    StoredImage,
 )
 from mmserve.messages.server_state import ArenaState
 from mmserve.runtime.byte_budget import ByteBudget
@@ -177,6 +178,11 @@ class SharedMediaTable:
         with self._lock:
             found = map(self._names.get, names)
             return tuple(image if image and self._table.is_stored(image.item) else None for image in found)
+
+    def look_up(self, items: Sequence[AllocItem]) -> tuple[StoredImage, ...]:
+        """See LookUpRequest."""
+        with self._lock:
+            return tuple(map(self._table.look_up, items))
 
     # Calls of visual servers
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
 from mmserve.cache_server.allocator.extents import Extent
 from mmserve.cache_server.arena_drawing import extents_of
-from mmserve.cache_server.entries import ENCODER, CacheEntry, Lease, Usage
+from mmserve.cache_server.entries import ENCODER, CacheEntry, Lease, Stage, Usage
 from mmserve.cache_server.entry_store import EntryStore, ExtentMarks, arena_nbytes, sizes_of
 from mmserve.cache_server.quotas import LeaseBudgets
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, StoredImage, StoredState
 from mmserve.messages.media import Handle
 from mmserve.messages.server_state import ArenaExtent
 
@@ -102,6 +102,14 @@ class MediaTable:
         """True if a request that leases the item need not write its bytes: others have, or are at it."""
         entry = self._store.by_spec.get(item)
         return entry is not None and entry.stage != "vacant"
+
+    def look_up(self, item: AllocItem) -> StoredImage:
+        """What is stored of an image; changes nothing."""
+        entry = self._store.by_spec.get(item)
+        if entry is None:
+            return StoredImage("absent", self._store.remembered_start(item))
+        states: dict[Stage, StoredState] = {"data": "bytes", "ready": "embedding"}
+        return StoredImage(states.get(entry.stage, "absent"), entry.token_start)
 
     def set_data(self, lease: Lease, item_ids: Iterable[int], ok: bool) -> None:
         """The writer has written the bytes, or (not ok) another may write. Ignored for items of other writers."""

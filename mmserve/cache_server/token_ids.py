@@ -40,6 +40,10 @@ class TokenRanges:
             found.append(start)
         return found
 
+    def remembered(self, item: AllocItem) -> int:
+        """First id of content that is out of the table; -1 if it has none."""
+        return self._starts.get(item, -1)
+
     def remember(self, item: AllocItem, start: int) -> None:
         """Keep the ids of evicted content for its return. Beyond the limit the oldest are dropped."""
         self._starts[item] = start

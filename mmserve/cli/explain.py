@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ from mmserve.cli.tables import aligned
 from mmserve.runtime.errors import StartupError
 
 _DESCRIPTION = """\
-Say what a chat completion becomes: the rendered prompt with the places of its pictures, their grids, tokens and keys,
-and which sampling applies and why. REQUEST is a file with the JSON body, or - for the standard input.
+Say what a chat completion becomes: the rendered prompt by messages, with the places of its pictures, their grids,
+tokens and keys, what of both the server has already, and which sampling applies and why. REQUEST is a file with the
+JSON body, or - for the standard input.
 
-  mmserve explain request.json --url http://localhost:8000 --send
+  mmserve explain request.json --url http://localhost:8000
   mmserve explain request.json --model llava"""
 _PATIENCE_S = 10.0
-_CHAT = "/v1/chat/completions"
+_RENDER = "/v1/chat/completions/render"
+_STORED = {"absent": "not in the arena", "bytes": "bytes in the arena", "embedding": "embedding in the arena"}
 
 
 def add_explain(commands: Any) -> None:
@@ -38,9 +40,6 @@ def add_explain(commands: Any) -> None:
     parser.add_argument("request", metavar="REQUEST", help="file with the body of a chat completion, or -")
     parser.add_argument("--url", help="a running mmserve, with or without /v1; default: start one")
     parser.add_argument("--model", help="of the server that is started: packaged name, directory, or hub id [llava]")
-    parser.add_argument(
-        "--send", action="store_true", help="also send it, for one token, to see how much of its prompt is cached"
-    )
     parser.add_argument("--json", action="store_true", help="print the server's answer as JSON")
 
 
@@ -61,7 +60,7 @@ def explain(arguments: argparse.Namespace) -> int:
             server = stack.enter_context(own_server(arguments.model or "llava"))
             url, key = server.url, server.api_key
         try:
-            found = asyncio.run(_ask(url, key, body, send=arguments.send))
+            found = asyncio.run(_ask(url, key, body))
         except ServerError as error:
             print(f"mmserve: {error}", file=sys.stderr)
             return 1
@@ -79,24 +78,16 @@ def _read(place: str) -> dict[str, Any]:
     return body
 
 
-async def _ask(url: str, key: str | None, body: Mapping[str, Any], *, send: bool) -> dict[str, Any]:
-    """The server's answer, with ``cached_tokens`` if the request was sent. Raises ServerError."""
+async def _ask(url: str, key: str | None, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The server's answer. Raises ServerError."""
     from mmserve.client.completions import ServerError, refusal
     from mmserve.client.posts import PostClient
 
     async with PostClient(url, key, _PATIENCE_S) as client:
-        reply = await client.post(f"{_CHAT}/render", json.dumps(body).encode())
+        reply = await client.post(_RENDER, json.dumps(body).encode())
         if reply.status != 200:
             raise ServerError(refusal(reply.status, reply.content))
         found: dict[str, Any] = json.loads(reply.content)
-        if send:
-            left_out = ("stream", "stream_options", "max_completion_tokens", "min_tokens", "n")
-            short = {name: value for name, value in body.items() if name not in left_out} | {"max_tokens": 1}
-            reply = await client.post(_CHAT, json.dumps(short).encode())
-            if reply.status != 200:
-                raise ServerError(refusal(reply.status, reply.content))
-            details = json.loads(reply.content)["usage"].get("prompt_tokens_details") or {}
-            found["cached_tokens"] = details.get("cached_tokens") or 0
     return found
 
 
@@ -105,32 +96,37 @@ def render(found: Mapping[str, Any]) -> str:
     from mmserve.chat.answer import printable
 
     images = found["images"]
-    lines = [f"{found['model']}: {found['num_tokens']} tokens of {found['max_model_len']}", "", "prompt"]
+    cached = f"{found['cached_tokens']} of them in the prefix cache"
+    lines = [f"{found['model']}: {found['num_tokens']} tokens of {found['max_model_len']}, {cached}", "", "prompt"]
+    turns = {turn["start"]: turn for turn in found["turns"]}
     for part in found["parts"]:
+        if part["start"] in turns:
+            lines.append(f"  -- {_heading(turns[part['start']])}")
         text = part.get("text")
         if text is None:
             image = images[part["image"]]
-            text = f"[{part['tokens']} x image {part['image']}, {image['width']}x{image['height']}, {image['key'][:8]}]"
+            size, stored = f"{image['width']}x{image['height']}", _STORED[image["stored"]]
+            text = f"[{part['tokens']} x image {part['image']}, {size}, {image['key'][:8]}, {stored}]"
         lines += [f"  {part['start']:>6}  {line}" for line in printable(text).split("\n")]
     if images:
-        rows = [("image", "pixels", "tokens", "grids (time x height x width)", "key")]
-        rows += [
-            (
-                str(number),
-                f"{image['width']}x{image['height']}",
-                str(image["tokens"]),
-                _grids(image["grids"]),
-                image["key"],
-            )
-            for number, image in enumerate(images)
-        ]
-        lines += ["", *aligned(rows)]
+        lines += ["", *aligned(_table(images))]
     sampling = [("sampling", "value", "from")]
     sampling += [(name, json.dumps(one["value"]), one["source"]) for name, one in found["sampling"].items()]
     lines += ["", *aligned(sampling)]
-    if "cached_tokens" in found:
-        lines += ["", f"cached: {found['cached_tokens']} of the prompt's {found['num_tokens']} tokens"]
     return "\n".join(lines)
+
+
+def _heading(turn: Mapping[str, Any]) -> str:
+    named = [f"{index}, {role}" for index, role in zip(turn["messages"], turn["roles"], strict=True)]
+    return f"{'message' if len(named) == 1 else 'messages'} {'; '.join(named)}" if named else "of the template alone"
+
+
+def _table(images: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("image", "pixels", "tokens", "grids (time x height x width)", "now", "key")]
+    for number, image in enumerate(images):
+        size, stored = f"{image['width']}x{image['height']}", _STORED[image["stored"]]
+        rows.append((str(number), size, str(image["tokens"]), _grids(image["grids"]), stored, image["key"]))
+    return rows
 
 
 def _grids(grids: list[list[int]]) -> str:

@@ -154,6 +154,24 @@ class GetNamesRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     names: tuple[bytes, ...]
 
 
+StoredState = Literal["absent", "bytes", "embedding"]
+"""Of an image that somebody asks about: not stored, or its bytes are incomplete; to be encoded; encoded."""
+
+
+class StoredImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the table has of an image. ``token_start``: the first of its virtual token ids, which it keeps when it is
+    evicted; -1: it has none."""
+
+    state: StoredState = "absent"
+    token_start: int = -1
+
+
+class LookUpRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="look_up"):
+    """What is stored of these images? Nothing is leased, and nothing changes."""
+
+    items: tuple[AllocItem, ...]
+
+
 class BeatRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="beat"):
     """The owner lives. Its leases and permits end when none comes for long."""
 
@@ -172,9 +190,10 @@ CacheRequest = (
     | BeatRequest
     | SetNamesRequest
     | GetNamesRequest
+    | LookUpRequest
 )
 """The replies, in this order: None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, PermitsReply,
-None, None, None, None, a tuple of NamedImage or None."""
+None, None, None, None, a tuple of NamedImage or None, a tuple of StoredImage."""
 
 
 class CallFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):

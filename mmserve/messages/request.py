@@ -11,7 +11,7 @@ from mmserve.messages.sampling import SamplingParams
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="generate"):
-    """One sequence to generate, or a prompt to score or embed. Idempotent by id and attempt."""
+    """One sequence to generate, or a prompt to score, embed or look up. Idempotent by id and attempt."""
 
     id: str
     """Made by ``choice_id``."""
@@ -25,6 +25,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """Sequences with different salts share no cached KV blocks."""
     pooling: bool = False
     """The answer is the prompt's embedding (``TokenReply.embedding``), without any token."""
+    look_up: bool = False
+    """The answer is ``TokenReply.num_cached_tokens`` alone. Nothing is computed, so images need no spans."""
     output_ids: bytes = b""
     """int64 tokens that the client has already, if the request is submitted again after a restart."""
     priority: int = 0

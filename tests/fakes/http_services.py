@@ -17,11 +17,12 @@ from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
-from mmserve.httpserver.conversation import MediaPart, PromptInput, TextPart, WrittenPrompt
+from mmserve.httpserver.conversation import Conversation, MediaPart, PromptInput, TextPart, WrittenPrompt
 from mmserve.httpserver.mm_cache.named_images import names_of
 from mmserve.httpserver.prompt.bad_words import bad_word_ids
 from mmserve.httpserver.prompt.media_spans import runs_of
-from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage
+from mmserve.httpserver.prompt.turns import Turn
+from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage, StoredImage
 from mmserve.messages.media import Handle, Processing
 from mmserve.processors.interface import Expansion, Run
 from mmserve.runtime.errors import MediaError
@@ -84,6 +85,7 @@ def make_deployment(run_dir: str, *, vision: bool = True, **config: object) -> D
             text=text,
             vision=tower if vision else None,
             eos_token_ids=(EOS,),
+            image_token_id=EOS if vision else None,
         ),
         served_name="stub",
         device="cpu",
@@ -116,6 +118,8 @@ class StubLeases:
         self.held: list[str] = []
         self.released: list[str] = []
         self.names: dict[bytes, NamedImage] = {}
+        self.stored: dict[bytes, StoredImage] = {}
+        """What ``look_up`` answers, by key."""
         self.gate = asyncio.Event()
         """``hold`` waits for it before it yields."""
         self.gate.set()
@@ -140,6 +144,13 @@ class StubLeases:
 
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         return [self.names.get(name) for name in names]
+
+    def alloc_items(self, items: Sequence[MediaItem], expansions: Sequence[Expansion]) -> list[AllocItem]:
+        pairs = zip(items, expansions, strict=True)
+        return [AllocItem(item.key, each.num_rows, len(item.data), 1) for item, each in pairs]
+
+    async def look_up(self, items: Sequence[AllocItem]) -> Sequence[StoredImage]:
+        return [self.stored.get(item.key, StoredImage()) for item in items]
 
     def _leased(self, generation: int, index: int, item: MediaItem) -> LeasedItem:
         handle = Handle(generation, 64 * index, len(item.data))
@@ -177,6 +188,12 @@ class StubPrompts:
                 is_text = isinstance(part, TextPart)
                 ids.extend(part.text.encode() if is_text else [EOS] * expansions[part.index].num_rows)
         return ids
+
+    def turns(
+        self, conversation: Conversation, media: Sequence[MediaRef], expansions: Sequence[Expansion]
+    ) -> list[Turn]:
+        """One turn of all messages."""
+        return [Turn(0, len(self.token_ids(conversation, media, expansions)), range(len(conversation.messages)))]
 
 
 def _written_ids(prompt: WrittenPrompt) -> array[int]:

@@ -20,12 +20,16 @@ from mmserve.httpserver.api.prompt_requests import admitted
 from mmserve.httpserver.api.protocol import Protocol
 from mmserve.httpserver.call import GenerateCall, kept_nbytes
 from mmserve.httpserver.context import WorkerContext
+from mmserve.httpserver.conversation import Conversation
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.media.split_media import SplitUrl
 from mmserve.httpserver.output.vocabulary import Vocabulary
+from mmserve.httpserver.prompt.turns import Turn
+from mmserve.httpserver.request.look_up import look_up
 from mmserve.httpserver.request.path import ReadImage
 from mmserve.httpserver.sampling_defaults import SamplingDefaults
 from mmserve.httpserver.served_model import ServedModel
+from mmserve.messages.cache import StoredImage, StoredState
 
 _TOKEN_NBYTES = 120
 """Memory of one token: its id, its text, and the JSON of both."""
@@ -42,15 +46,26 @@ class Part(msgspec.Struct, omit_defaults=True):
     image: int | None = None
 
 
+class RenderedTurn(msgspec.Struct):
+    """Consecutive tokens that come from these messages, by index; from none: the template adds them by itself."""
+
+    start: int
+    tokens: int
+    messages: list[int]
+    roles: list[str]
+
+
 class RenderedImage(msgspec.Struct):
     """``tokens``: in the prompt, in all; ``grids``: (time, height, width) of each run of them; ``key``: of its content
-    in the cache, which equal images share."""
+    in the cache, which equal images share. ``stored``: what is in the arena now: nothing (absent), its bytes, or its
+    embedding."""
 
     width: int
     height: int
     tokens: int
     grids: list[list[int]]
     key: str
+    stored: StoredState
 
 
 class Effective(msgspec.Struct):
@@ -61,11 +76,14 @@ class Effective(msgspec.Struct):
 
 
 class Rendered(msgspec.Struct):
-    """``token_ids``: with the placeholder's id for every token of an image."""
+    """``token_ids``: with the placeholder's id for every token of an image. ``cached_tokens``: of the prompt, in the
+    prefix cache now."""
 
     model: str
     num_tokens: int
     max_model_len: int
+    cached_tokens: int
+    turns: list[RenderedTurn]
     parts: list[Part]
     images: list[RenderedImage]
     sampling: dict[str, Effective]
@@ -109,42 +127,66 @@ def render_routes(context: WorkerContext) -> APIRouter:
             given = parsed.given
             del parsed  # its call refers to the body
             resources.hold(kept_nbytes(call))
-            (ids,), images = await context.path.token_ids(call, resources)
+            path, model = context.path, context.model
+            (ids,), images, expansions = await path.token_ids(call, resources)
             resources.hold(kept_nbytes(call) + _TOKEN_NBYTES * len(ids))
-            call = msgspec.structs.replace(call, prompts=(), media=())
+            present = await look_up(path, call, ids, images, model.image_token_id)
+            (prompt,) = call.prompts
+            assert isinstance(prompt, Conversation), "a chat completion has messages"
 
             def answer() -> bytes:
-                parts = prompt_parts(ids, context.model.image_token_id, images, context.path.vocabulary)
+                turns = path.prompts.turns(prompt, call.media, expansions)
+                parts = prompt_parts(ids, model.image_token_id, images, turns, path.vocabulary)
                 return msgspec.json.encode(
                     Rendered(
                         model=call.model,
                         num_tokens=len(ids),
-                        max_model_len=context.model.max_model_len,
+                        max_model_len=model.max_model_len,
+                        cached_tokens=present.cached_tokens,
+                        turns=[_turn(turn, prompt) for turn in turns],
                         parts=parts,
-                        images=[
-                            RenderedImage(*image[:3], [list(grid) for grid in image.grids], image.key.hex())
-                            for image in images
-                        ],
-                        sampling=effective_sampling(call, given, context.model, len(ids)),
+                        images=[_image(*pair) for pair in zip(images, present.images, strict=True)],
+                        sampling=effective_sampling(call, given, model, len(ids)),
                         token_ids=list(ids),
                     )
                 )
 
-            body = await context.path.prompt_threads.run(answer)
+            body = await path.prompt_threads.run(answer)
         return Response(body, media_type="application/json")
 
     add_protocol_route(router, RENDER, render, "tokens")
     return router
 
 
+def _turn(turn: Turn, conversation: Conversation) -> RenderedTurn:
+    roles = [conversation.messages[index].role for index in turn.messages]
+    return RenderedTurn(turn.start, turn.end - turn.start, list(turn.messages), roles)
+
+
+def _image(image: ReadImage, stored: StoredImage) -> RenderedImage:
+    return RenderedImage(*image[:3], [list(grid) for grid in image.grids], image.item.key.hex(), stored.state)
+
+
 def prompt_parts(
-    ids: Sequence[int], image_token_id: int | None, images: Sequence[ReadImage], vocabulary: Vocabulary
+    ids: Sequence[int],
+    image_token_id: int | None,
+    images: Sequence[ReadImage],
+    turns: Sequence[Turn],
+    vocabulary: Vocabulary,
 ) -> list[Part]:
-    """The prompt's texts and images in order. Images whose rows stand next to each other are parts of their own."""
+    """The prompt's texts and images in order. Images whose rows stand next to each other are parts of their own, and no
+    text goes on from one turn into the next."""
     runs = [(index, height * width * time) for index, image in enumerate(images) for time, height, width in image.grids]
-    parts, start = [], 0
-    for is_image, group in groupby(ids, key=lambda token_id: token_id == image_token_id):
-        tokens = list(group)
+    starts = frozenset(turn.start for turn in turns)
+    parts, start, turn = [], 0, 0
+
+    def kind(place: tuple[int, int]) -> tuple[bool, int]:
+        nonlocal turn
+        turn += place[0] in starts
+        return place[1] == image_token_id, turn
+
+    for (is_image, _), group in groupby(enumerate(ids), key=kind):
+        tokens = [token_id for _, token_id in group]
         end = start + len(tokens)
         if not is_image:
             parts.append(Part(start, len(tokens), text=vocabulary.decode(tokens)))

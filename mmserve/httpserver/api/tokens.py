@@ -174,7 +174,7 @@ def token_routes(context: WorkerContext) -> APIRouter:
             call, spell = decode_small_images(owned), parsed.return_token_strs
             del parsed, owned  # they refer to the body
             resources.hold(kept_nbytes(call))
-            (ids,), read = await path.token_ids(call, resources)
+            (ids,), read, _ = await path.token_ids(call, resources)
             images = [ImageSize(*image[:3]) for image in read]
             resources.hold(kept_nbytes(call) + _TOKEN_NBYTES * len(ids))
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
-from mmserve.messages.cache import NamedImage
+from mmserve.messages.cache import AllocItem, NamedImage, StoredImage
 from mmserve.messages.media import Processing
 from mmserve.processors.interface import Expansion
 
@@ -35,6 +35,10 @@ class LeaseSource(Protocol):
     def settings_digest(self, processing: Processing) -> bytes: ...
 
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]: ...
+
+    def alloc_items(self, items: Sequence[MediaItem], expansions: Sequence[Expansion]) -> list[AllocItem]: ...
+
+    async def look_up(self, items: Sequence[AllocItem]) -> Sequence[StoredImage]: ...
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import TypeVar
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.httpserver.call import AllocVersion
 from mmserve.httpserver.mm_cache.late_releases import LateReleases
-from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage
+from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage, StoredImage
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
 from mmserve.runtime.retry_after import Turnover
@@ -126,6 +126,10 @@ class AsyncCacheClient:
     async def get_names(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         """MediaCacheClient.get_names."""
         return await self._threads.run(lambda: self._client.get_names(names))
+
+    async def look_up(self, items: Sequence[AllocItem]) -> Sequence[StoredImage]:
+        """MediaCacheClient.look_up."""
+        return await self._threads.run(lambda: self._client.look_up(items))
 
     async def release(self, request_id: str) -> None:
         """End the leases of a request that makes no further calls. Idempotent.

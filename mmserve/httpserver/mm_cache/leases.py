@@ -28,7 +28,7 @@ from mmserve.httpserver.mm_cache.named_images import names_of
 from mmserve.httpserver.mm_cache.stored_bytes import differs, write
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocItem, MediaRecord, NamedImage
+from mmserve.messages.cache import AllocItem, MediaRecord, NamedImage, StoredImage
 from mmserve.messages.media import Processing
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.interface import Expansion
@@ -97,6 +97,14 @@ class MediaLeases:
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         """The images that names stand for. Raises Unavailable."""
         return await self._cache.get_names(names)
+
+    def alloc_items(self, items: Sequence[MediaItem], expansions: Sequence[Expansion]) -> list[AllocItem]:
+        """As what the cache server knows the images."""
+        return self._sizes.alloc_items(items, expansions)
+
+    async def look_up(self, items: Sequence[AllocItem]) -> Sequence[StoredImage]:
+        """What is stored of each image; nothing is leased. Raises Unavailable."""
+        return await self._cache.look_up(items) if items else ()
 
     async def aclose(self) -> None:
         """Close threads and connections. Remaining leases end with the connections."""

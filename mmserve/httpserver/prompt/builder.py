@@ -33,6 +33,7 @@ from mmserve.httpserver.prompt.inline_system import fold_late_system
 from mmserve.httpserver.prompt.media_spans import LeasedRun, runs_of
 from mmserve.httpserver.prompt.template_variables import template_variables
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
+from mmserve.httpserver.prompt.turns import Turn, turns
 from mmserve.processors.interface import Expansion
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, StartupError
@@ -108,6 +109,21 @@ class PromptBuilder:
             copied = at + 1
         found.extend(ids[copied:])
         return found
+
+    def turns(
+        self, conversation: Conversation, media: Sequence[MediaRef], expansions: Sequence[Expansion]
+    ) -> list[Turn]:
+        """Which of ``token_ids`` come from which messages. Raises as that does."""
+        rows = [run.rows for index in self._images_of(conversation, media) for run in expansions[index].runs]
+
+        def encode(part: Conversation) -> EncodedText:
+            return self._encode(part, media, self._images_of(part, media), expansions)
+
+        def num_tokens(ids: Sequence[int]) -> int:
+            num_runs = len([*_places(ids, self._image_token_id)])
+            return len(ids) - num_runs + sum(rows[:num_runs])
+
+        return turns(conversation, encode, num_tokens)
 
     def _images_of(self, conversation: Conversation, media: Sequence[MediaRef]) -> list[int]:
         """Indexes of the images in ``media``, in the order of the conversation."""

@@ -29,11 +29,13 @@ from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.echoed_prompt import EchoedPrompt
 from mmserve.httpserver.output.vocabulary import Vocabulary
+from mmserve.httpserver.prompt.turns import Turn
 from mmserve.httpserver.request.choice import Choice, lease
 from mmserve.httpserver.request.metrics import ChoiceMetrics, count_request
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.sequences import sequences_of
 from mmserve.httpserver.request.token_bans import check_a_token_is_left
+from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import Grid
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.interface import Expansion
@@ -60,23 +62,28 @@ class PromptSource(Protocol):
     def token_ids(
         self, prompt: PromptInput, media: Sequence[MediaRef], expansions: Sequence[Expansion]
     ) -> array[int]: ...
+    def turns(
+        self, conversation: Conversation, media: Sequence[MediaRef], expansions: Sequence[Expansion]
+    ) -> list[Turn]: ...
 
 
 class ReadImage(NamedTuple):
-    """An upright image in pixels, and its tokens in the prompt, which stand in these grids. ``key``: of its content."""
+    """An upright image in pixels, and its tokens in the prompt, which stand in these grids. ``item``: as what the cache
+    server knows it."""
 
     width: int
     height: int
     tokens: int
     grids: tuple[Grid, ...]
-    key: bytes
+    item: AllocItem
 
 
 class PromptTokens(NamedTuple):
-    """Of a request that generates nothing: the token ids of each prompt, and its images in order."""
+    """Of a request that generates nothing: the token ids of each prompt, its images in order, and what they become."""
 
     ids: list[array[int]]
     images: list[ReadImage]
+    expansions: list[Expansion]
 
 
 @dataclass(frozen=True)
@@ -215,12 +222,13 @@ class RequestPath:
         items, token_ids = await self._read(alloc_path, call, resources), self.prompts.token_ids
         expansions = alloc_path.leases.expansions(items)
         ids = await self._of_each_prompt(call, lambda prompt: token_ids(prompt, call.media, expansions))
-        pairs = zip(items, expansions, strict=True)
         images = [
-            ReadImage(item.width, item.height, each.num_rows, tuple(run.grid for run in each.runs), item.key)
-            for item, each in pairs
+            ReadImage(item.width, item.height, each.num_rows, tuple(run.grid for run in each.runs), known_as)
+            for item, each, known_as in zip(
+                items, expansions, alloc_path.leases.alloc_items(items, expansions), strict=True
+            )
         ]
-        return PromptTokens(ids, images)
+        return PromptTokens(ids, images, expansions)
 
     async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""

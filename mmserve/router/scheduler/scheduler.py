@@ -7,6 +7,7 @@ Pure: the clock is passed in, no I/O.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 from mmserve.messages.reply import TokenReply
@@ -150,6 +151,9 @@ class Scheduler:
             self._add_request(message)
 
     def _add_request(self, request: GenerateRequest) -> None:
+        if request.look_up:
+            self._look_up(request)
+            return
         try:
             sequence = Sequence(request, self._num_received, self._now(), self._context_tokens)
         except ValueError as error:
@@ -167,6 +171,16 @@ class Scheduler:
         else:
             self._requests.add(sequence)
             self._admission.enqueue(sequence)
+
+    def _look_up(self, request: GenerateRequest) -> None:
+        """Answer at once how much of a prompt is cached. Its length does not matter."""
+        tokens = array("q")
+        try:
+            tokens.frombytes(request.prompt_ids)
+        except ValueError as error:
+            self._replies.add_finish(request, "error", f"malformed request: {error}")
+            return
+        self._replies.add_prompt_end(request, b"", self.kv.match_prefix(tokens, request.cache_salt).num_tokens, {})
 
     def _images_encoded(self, sequence: Sequence, message: ImagesEncoded) -> None:
         self._images.encoded(sequence, message)

@@ -14,8 +14,6 @@ from tests.fakes.http_upstream import Behaviour, Upstream, likely, say
 from tests.fakes.http_worker import Worker, http_worker, run
 from tests.integration.httpserver.test_chat import HELLO
 
-NO_PLACEHOLDER = 0
-"""The stub model has none."""
 HELLO_PARTS = [{"type": "text", "text": "hi"}]
 
 
@@ -117,7 +115,7 @@ def test_token_ids_of_prompt_and_answer_whole_and_streamed() -> None:
         async with http_worker() as worker:
             worker.upstream.behave = say("abc")
             answer = await ask(worker, messages=PICTURE, return_token_ids=True, n=2)
-            prompt_ids = [*b"hi", *[NO_PLACEHOLDER] * IMAGE_TOKENS]
+            prompt_ids = [*b"hi", *[EOS] * IMAGE_TOKENS]
             assert answer["prompt_token_ids"] == prompt_ids
             assert [choice["token_ids"] for choice in answer["choices"]] == [list(b"abc")] * 2
             plain = await ask(worker)

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import httpx2
 
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.messages.cache import StoredImage
+from mmserve.messages.request import GenerateRequest
+from tests.fakes.http_services import IMAGE_TOKENS
+from tests.fakes.http_upstream import Behaviour, Upstream
 from tests.fakes.http_worker import http_worker, run
 from tests.integration.httpserver.test_chat import HELLO
 
 PATH = "/v1/chat/completions/render"
+PICTURE, OTHER = "data:image/png;base64,AAAA", "data:image/png;base64,BBBB"
 
 
-def _render(**fields: Any) -> dict[str, Any]:
+def cached(num_tokens: int) -> Behaviour:
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        upstream.reply(request, finish="length", num_cached_tokens=num_tokens)
+
+    return behave
+
+
+def _render(asked: list[GenerateRequest] | None = None, **fields: Any) -> dict[str, Any]:
+    """``asked``: gets what the router was asked."""
+    asked = [] if asked is None else asked
+
     async def test() -> dict[str, Any]:
         async with http_worker() as worker, httpx2.AsyncClient(base_url=worker.url) as http:
+            worker.upstream.behave = cached(2)
+            worker.leases.stored[PICTURE.encode()] = StoredImage("embedding", FIRST_VIRTUAL_TOKEN + 40)
             answer = await http.post(PATH, json={"model": "stub", "messages": HELLO, **fields})
             await worker.idle()
-            assert not worker.upstream.received
+            asked.extend(message for message in worker.upstream.received if isinstance(message, GenerateRequest))
+            assert all(request.look_up for request in asked), "nothing is generated"
+            assert not worker.leases.held
             return {"status": answer.status_code, **answer.json()}
 
     return run(test)
@@ -44,3 +65,32 @@ def test_what_would_be_refused_is_refused() -> None:
     found = _render(temperature=9)
     assert found["status"] == 400
     assert found["error"]["param"] == "temperature"
+
+
+def _of(*urls: str) -> list[dict[str, Any]]:
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [{"type": "text", "text": "ab"}, *images, {"type": "text", "text": "c"}]}]
+
+
+def test_what_the_server_has_already_is_shown_and_not_leased() -> None:
+    asked: list[GenerateRequest] = []
+    found = _render(asked, messages=_of(PICTURE, PICTURE), cache_salt="pepper")
+    assert found["cached_tokens"] == 2
+    assert [image["stored"] for image in found["images"]] == ["embedding"] * 2
+    (request,) = asked
+    rows = [FIRST_VIRTUAL_TOKEN + 40 + row for row in range(IMAGE_TOKENS)]
+    assert array("q", request.prompt_ids).tolist() == [*b"ab", *rows, *rows, *b"c"]
+    assert request.cache_salt == "pepper"
+
+
+def test_a_prompt_is_looked_up_to_its_first_unknown_image() -> None:
+    asked: list[GenerateRequest] = []
+    found = _render(asked, messages=_of(PICTURE, OTHER, PICTURE))
+    assert [image["stored"] for image in found["images"]] == ["embedding", "absent", "embedding"]
+    looked_up = array("q", asked[0].prompt_ids).tolist()
+    assert (looked_up[:2], looked_up[2 + IMAGE_TOKENS :]) == ([*b"ab"], [-1])
+
+
+def test_parts_end_where_turns_do() -> None:
+    found = _render(messages=[{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}])
+    assert found["turns"] == [{"start": 0, "tokens": 6, "messages": [0, 1], "roles": ["user", "assistant"]}]

@@ -15,6 +15,7 @@ def test_a_content_that_comes_back_has_the_same_ids_and_others_have_different_on
     assert ranges.starts_of([_item(n) for n in (1, 2, 3)]) == [100, 103, 106]
     ranges.remember(_item(1), 100)
     ranges.remember(_item(3), 106)
+    assert [ranges.remembered(_item(n)) for n in (1, 2, 3)] == [100, -1, 106]
     assert ranges.starts_of([_item(4), _item(3)]) == [109, 106]
 
 

@@ -25,6 +25,7 @@ from mmserve.messages.cache import (
     NamedImage,
     PermitRequest,
     PermitsReply,
+    StoredImage,
 )
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
@@ -134,6 +135,10 @@ class ItemwiseCalls:
     def get_names(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         found = [self._call("get_name", name) for name in names]
         return [image and NamedImage(AllocItem(*image[:4]), *image[4:]) for image in found]
+
+    def look_up(self, items: Sequence[AllocItem]) -> Sequence[StoredImage]:
+        specs = [(item.key, item.num_tokens, item.data_nbytes, item.embed_nbytes) for item in items]
+        return [StoredImage(*self._call("look_up", *spec)) for spec in specs]
 
     def unregister(self) -> None:
         self._call("unregister")

@@ -145,6 +145,12 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
         (image,) = self._table.get_names((name,))
         return None if image is None else _image_tuple(image)
 
+    def exposed_look_up(self, key: bytes, num_tokens: int, data_nbytes: int, embed_nbytes: int) -> tuple[str, int]:
+        """The fields of a StoredImage."""
+        _ = self._session
+        (found,) = self._table.look_up((AllocItem(key, num_tokens, data_nbytes, embed_nbytes),))
+        return found.state, found.token_start
+
     def exposed_beat(self) -> None:
         self._table.beat(self._session.owner)
 

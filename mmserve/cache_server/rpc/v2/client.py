@@ -25,6 +25,7 @@ from mmserve.messages.cache import (
     GetEmbedRequest,
     GetNamesRequest,
     ItemState,
+    LookUpRequest,
     NamedImage,
     PermitRequest,
     PermitsReply,
@@ -34,6 +35,7 @@ from mmserve.messages.cache import (
     SetDataRequest,
     SetEmbedRequest,
     SetNamesRequest,
+    StoredImage,
     UnregisterRequest,
 )
 
@@ -45,6 +47,7 @@ _ITEM_STATES: Codec[tuple[ItemState, ...] | CallFailed] = Codec(tuple[ItemState,
 _EMBED_STATES: Codec[tuple[EmbedState, ...] | CallFailed] = Codec(tuple[EmbedState, ...] | CallFailed)
 _PERMITS: Codec[PermitsReply | CallFailed] = Codec(PermitsReply | CallFailed)
 _IMAGES: Codec[tuple[NamedImage | None, ...] | CallFailed] = Codec(tuple[NamedImage | None, ...] | CallFailed)
+_STORED: Codec[tuple[StoredImage, ...] | CallFailed] = Codec(tuple[StoredImage, ...] | CallFailed)
 _NOTHING: Codec[CallFailed | None] = Codec(CallFailed | None)
 
 
@@ -117,6 +120,9 @@ class BatchedCalls:
 
     def get_names(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         return self._call(GetNamesRequest(names=tuple(names)), _IMAGES)
+
+    def look_up(self, items: Sequence[AllocItem]) -> Sequence[StoredImage]:
+        return self._call(LookUpRequest(items=tuple(items)), _STORED)
 
     def unregister(self) -> None:
         self._call(UnregisterRequest(), _NOTHING)

@@ -27,6 +27,7 @@ from mmserve.messages.cache import (
     GetDataRequest,
     GetEmbedRequest,
     GetNamesRequest,
+    LookUpRequest,
     Register,
     ReleasePermitRequest,
     ReleaseRequest,
@@ -188,6 +189,8 @@ def start(table: SharedMediaTable, session: ClientSession, request: CacheRequest
             return _DONE
         case GetNamesRequest():
             return Answered(table.get_names(request.names))
+        case LookUpRequest():
+            return Answered(table.look_up(request.items))
         case Register():
             raise ValueError("registered already")
         case _:

@@ -14,6 +14,7 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import FaultPoint, InjectedFault, arm, is_armed
+from mmserve.messages.cache import StoredImage
 from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
 from tests.fakes.cache import alloc_item, until
 from tests.fakes.shortages import no_more_descriptors, no_more_threads
@@ -32,6 +33,23 @@ def _in_thread(call: Callable[[], object]) -> Future[object]:
     future = pool.submit(call)
     pool.shutdown(wait=False)
     return future
+
+
+def test_a_look_changes_nothing(table: SharedMediaTable, arena: Arena, client_of: Connect) -> None:
+    http, visual = client_of("http-0"), client_of("visual-0")
+    assert http.look_up([]) == ()
+    assert [(one.state, one.token_start) for one in http.look_up([CAT, DOG])] == [("absent", -1)] * 2
+    assert table.snapshot().num_leases == 0
+    (record,) = http.alloc("r", [CAT], wait_s=0)
+    assert http.look_up([DOG, CAT])[1] == StoredImage("absent", record.token_start), "its bytes are being written"
+    http.set_items_data("r", [record.item_id])
+    assert http.look_up([CAT]) == (StoredImage("bytes", record.token_start),)
+    _encode(visual, record.item_id)
+    http.release("r")
+    queries = table.snapshot().counters["mm_cache_queries",]
+    assert http.look_up([CAT, DOG]) == (StoredImage("embedding", record.token_start), StoredImage())
+    assert queries == 1
+    assert not table.snapshot().counters, "not even a query is counted"
 
 
 def test_the_life_of_an_image(table: SharedMediaTable, arena: Arena, client_of: Connect) -> None:

@@ -172,6 +172,7 @@ def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None
         "await_alloc": ("a", 0.0),
         "set_name": (b"n" * 32, (CAT.key, 4, 100, 100, 40, 30, 0)),
         "get_name": (b"n" * 32,),
+        "look_up": (CAT.key, 4, 100, 100),
         "set_items_data": ("a", 1, True),
         "get_items_data": ("a", 1, 0.0),
         "set_items_embed": (1, True),

@@ -42,6 +42,34 @@ def test_the_last_reply_has_the_time_of_each_stage() -> None:
     assert last.stage_times["decode"] > 0
 
 
+def test_a_prompt_is_looked_up_in_the_prefix_cache_and_not_computed() -> None:
+    engine = Engine()
+
+    def cached(id: str, prompt: list[int], salt: str = "") -> int:
+        engine.scheduler.receive(structs.replace(request(id, prompt, cache_salt=salt), look_up=True))
+        assert engine.scheduler.idle
+        ((_, reply),) = engine.scheduler.take_replies()
+        assert (reply.id, reply.finish, reply.token_ids) == (id, "length", ())
+        return reply.num_cached_tokens
+
+    assert cached("before", PROMPT) == 0
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=5))
+    engine.run()
+    assert cached("all", PROMPT) == len(PROMPT) - 1, "the last token is always computed"
+    assert cached("some", [*PROMPT[:20], 7, 7]) == 20
+    assert cached("salted", PROMPT, "salt") == 0
+    engine.scheduler.receive(request("b", PROMPT, max_tokens=1))
+    engine.run()
+    assert engine.replies["b", 0][0].num_cached_tokens == len(PROMPT) - 1
+
+
+def test_a_malformed_prompt_is_not_looked_up() -> None:
+    engine = Engine()
+    engine.scheduler.receive(structs.replace(request("a", PROMPT), look_up=True, prompt_ids=b"abc"))
+    ((_, reply),) = engine.scheduler.take_replies()
+    assert (reply.finish, "malformed" in reply.message) == ("error", True)
+
+
 def test_plans_are_numbered_in_the_order_they_are_made() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT, max_tokens=5))
