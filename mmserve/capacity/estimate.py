@@ -7,19 +7,27 @@ from typing import Literal
 import msgspec
 
 from mmserve.capacity.hardware import Hardware
+from mmserve.capacity.model_facts import ModelFacts
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config.budgets import budgets_of
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Dtype, activation_dtype, embed_row_nbytes, kv_dtype
+from mmserve.config.deployment import DTYPE_BYTES, Dtype, activation_dtype, kv_dtype
+from mmserve.config.options import OPTIONS
 from mmserve.ipc.arena import extent_nbytes
-from mmserve.supervisor.startup import plan
-from mmserve.supervisor.startup.weight_memory import PartBytes, quantized_nbytes
 
 _MIB = 1 << 20
 GIB = 1 << 30
 _CPU_PROCESSES_NBYTES = 600 * _MIB
 """PSS of all processes without weights, KV cache and arena: of the packaged model at rest, rounded up."""
+_CPU_PROCESS_NBYTES = (65 * _MIB, 215 * _MIB, 200 * _MIB)
+"""PSS of each further HTTP worker, visual server and rank, with the packaged model at rest."""
 _GPU_CONTEXT_NBYTES = GIB
 """Of CUDA and torch in one process."""
+_SHOWN = (
+    *("tp", "dtype", "quantization", "speculative_model", "kv_cache_dtype", "max_model_len", "max_num_seqs"),
+    *("max_num_batched_tokens", "mm_cache_gb", "http_workers", "visual_workers", "pixel_budget_mb", "body_budget_mb"),
+    "fetch_budget_mb",
+)
 _SHARE = 0.9
 """Of the memory, for the server."""
 _BLOCK_TOKENS = 32
@@ -58,11 +66,16 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     context: int
     text_weights_bytes: int
     tower_weights_bytes: int
+    draft_weights_bytes: int
+    """Of the draft model (--speculative-model)."""
     other_bytes: int
     """Processes without weights and caches; activations of a step."""
     arena_bytes: int
     """On GPUs it is host memory, and does not count."""
+    traffic_bytes: int
+    """Host memory that bodies and pictures under way take at most beside all this: the sum of their budgets."""
     kv_bytes_per_token: int
+    """With that of the draft model."""
     kv_tokens: int
     """That the memory has room for; 0 if not even one context fits."""
     picture_rows: int
@@ -71,35 +84,43 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     picture_arena_bytes: int
     fits: tuple[Fit, ...]
     speeds: tuple[Speed, ...]
+    """Without a draft model."""
     flags: tuple[str, ...]
     """Of ``mmserve serve``, beside --model."""
 
 
 def estimate(
-    config: Config, model: ModelSpec, parts: PartBytes, dtype: Dtype, hardware: Hardware, picture_rows: int
+    config: Config,
+    facts: ModelFacts,
+    dtype: Dtype,
+    hardware: Hardware,
+    picture_rows: int,
+    draft: ModelFacts | None = None,
 ) -> Estimate:
-    """``parts``: bytes of the weights in ``dtype``. ``picture_rows``: of the largest picture."""
+    """``dtype``: of the weights. ``picture_rows``: of the largest picture. ``draft``: the draft model."""
     device: Literal["cpu", "cuda"] = "cuda" if hardware.is_gpu else "cpu"
-    cache_dtype = kv_dtype(config, dtype)
-    token_nbytes = plan.kv_token_nbytes(model, config.tp, DTYPE_BYTES[cache_dtype])
-    text_nbytes = quantized_nbytes(model, sum(parts), dtype, config.quantization) - parts.tower
-    tower_nbytes, arena_nbytes = parts.tower * config.visual_workers, plan.arena_size(config, model)
-    other_nbytes = _step_nbytes(config, model) + _CPU_PROCESSES_NBYTES
+    model, cache_dtype = facts.model, kv_dtype(config, dtype)
+    rank_token_nbytes = facts.kv_token_nbytes(config.tp, cache_dtype)
+    draft_nbytes, draft_token_nbytes = _of_draft(config, draft, dtype, cache_dtype)
+    text_nbytes, tower_nbytes = facts.weights(dtype, config.quantization)
+    tower_nbytes *= config.visual_workers
+    arena_nbytes = facts.arena_nbytes(config)
+    other_nbytes = _step_nbytes(config, model) + _processes_nbytes(config, model, hardware)
     left = int(hardware.memory_nbytes * _SHARE)
+    token_nbytes = rank_token_nbytes + draft_token_nbytes
     if hardware.is_gpu:
         text_nbytes //= config.tp
-        other_nbytes = _step_nbytes(config, model) + _GPU_CONTEXT_NBYTES * (2 if model.vision else 1)
     else:
-        token_nbytes *= config.tp
-        left -= arena_nbytes
+        token_nbytes = rank_token_nbytes * config.tp + draft_token_nbytes
+        # Huge pages are reserved beforehand and are not part of the free memory.
+        left -= 0 if config.arena_huge_pages else arena_nbytes
     context = min(config.max_model_len or model.text.max_position, model.text.max_position)
-    kv_tokens = max(0, left - text_nbytes - tower_nbytes - other_nbytes) // token_nbytes
-    if config.kv_cache_gb is not None:
-        kv_tokens = min(
-            kv_tokens, int(config.kv_cache_gb * GIB) * (1 if hardware.is_gpu else config.tp) // token_nbytes
-        )
+    kv_tokens = max(0, left - text_nbytes - tower_nbytes - draft_nbytes - other_nbytes) // token_nbytes
+    if config.kv_cache_gb is not None:  # of each rank, the draft model's cache included
+        kv_tokens = min(kv_tokens, int(config.kv_cache_gb * GIB) // (rank_token_nbytes + draft_token_nbytes))
     kv_tokens = kv_tokens if kv_tokens >= context else 0
-    row_nbytes = embed_row_nbytes(model, activation_dtype(model, device, dtype))
+    picture_nbytes = facts.picture_nbytes(picture_rows, activation_dtype(model, device, dtype))
+    rank_kv_gb = kv_tokens * (rank_token_nbytes + draft_token_nbytes) / GIB
     return Estimate(
         hardware=hardware.name,
         tp=config.tp,
@@ -109,17 +130,27 @@ def estimate(
         context=context,
         text_weights_bytes=text_nbytes,
         tower_weights_bytes=tower_nbytes,
+        draft_weights_bytes=draft_nbytes,
         other_bytes=other_nbytes,
         arena_bytes=arena_nbytes,
+        traffic_bytes=_traffic_nbytes(config, model, arena_nbytes),
         kv_bytes_per_token=token_nbytes,
         kv_tokens=kv_tokens,
         picture_rows=picture_rows,
         picture_kv_bytes=picture_rows * token_nbytes,
-        picture_arena_bytes=extent_nbytes(picture_rows * row_nbytes) if picture_rows else 0,
+        picture_arena_bytes=extent_nbytes(picture_nbytes) if picture_rows else 0,
         fits=tuple(_fits(kv_tokens, context, picture_rows)),
-        speeds=tuple(_speeds(model, text_nbytes, token_nbytes, hardware, dtype, context)),
-        flags=tuple(_flags(config, kv_tokens, token_nbytes, hardware)),
+        speeds=tuple(_speeds(model, text_nbytes, token_nbytes - draft_token_nbytes, hardware, dtype, context)),
+        flags=tuple(_flags(config, rank_kv_gb, hardware)),
     )
+
+
+def _of_draft(config: Config, draft: ModelFacts | None, dtype: Dtype, cache_dtype: Dtype) -> tuple[int, int]:
+    """Bytes of its weights, and of a token in its KV cache, for the same tokens. The first rank has both alone."""
+    if draft is None:
+        return 0, 0
+    weights = draft.weights(dtype, "none" if draft.model.quantization else config.quantization)
+    return sum(weights), draft.kv_token_nbytes(1, cache_dtype)
 
 
 def _step_nbytes(config: Config, model: ModelSpec) -> int:
@@ -127,6 +158,20 @@ def _step_nbytes(config: Config, model: ModelSpec) -> int:
     text = model.text
     rows = config.max_num_batched_tokens * (6 * text.hidden_size + 2 * max(text.intermediate_sizes))
     return 4 * (rows + config.max_num_seqs * text.vocab_size)
+
+
+def _processes_nbytes(config: Config, model: ModelSpec, hardware: Hardware) -> int:
+    if hardware.is_gpu:
+        return _GPU_CONTEXT_NBYTES * (1 + config.visual_workers if model.vision else 1)
+    others = config.http_workers - 1, (config.visual_workers - 1 if model.vision else 0), config.tp - 1
+    further = sum(count * nbytes for count, nbytes in zip(others, _CPU_PROCESS_NBYTES, strict=True))
+    return _CPU_PROCESSES_NBYTES + further
+
+
+def _traffic_nbytes(config: Config, model: ModelSpec, arena_nbytes: int) -> int:
+    budgets = budgets_of(config, arena_nbytes)
+    of_worker = budgets.body_nbytes + (budgets.fetch_nbytes if model.vision else 0)
+    return config.http_workers * of_worker + (budgets.pixel_nbytes if model.vision else 0)
 
 
 def _fits(kv_tokens: int, context: int, picture_rows: int) -> list[Fit]:
@@ -169,16 +214,15 @@ def _read_share(model: ModelSpec, sequences: int) -> float:
     return 1 - unread * of_experts / whole
 
 
-def _flags(config: Config, kv_tokens: int, token_nbytes: int, hardware: Hardware) -> list[str]:
-    flags = [f"--tp {config.tp}"] if config.tp > 1 else []
-    if config.quantization != "none":
-        flags.append(f"--quantization {config.quantization}")
-    if config.dtype != "auto":
-        flags.append(f"--dtype {config.dtype}")
-    if config.kv_cache_dtype != "auto":
-        flags.append(f"--kv-cache-dtype {config.kv_cache_dtype}")
-    if config.max_model_len is not None:
-        flags.append(f"--max-model-len {config.max_model_len}")
-    if not hardware.is_gpu and kv_tokens:
-        flags.append(f"--kv-cache-gb {int(kv_tokens * token_nbytes / config.tp / GIB * 100) / 100:g}")
+def _flags(config: Config, rank_kv_gb: float, hardware: Hardware) -> list[str]:
+    """Those that were planned with and are not the default, and the KV cache that fits."""
+    plain = Config()
+    flags = [
+        f"{OPTIONS[name].flag} {value}"
+        for name in _SHOWN
+        if (value := getattr(config, name)) != getattr(plain, name) and not isinstance(value, bool)
+    ]
+    flags += ["--arena-huge-pages"] if config.arena_huge_pages else []
+    if not hardware.is_gpu and rank_kv_gb:
+        flags.append(f"--kv-cache-gb {int(rank_kv_gb * 100) / 100:g}")
     return flags

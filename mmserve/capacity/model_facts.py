@@ -1,4 +1,8 @@
-"""What a model is, from its config.json, and the bytes of its weights, from their files' headers or by counting."""
+"""What a model is, from its config.json, and the memory that it takes: the one owner of that for every command.
+
+The bytes of its weights are from their files' headers or counted. What a running server takes is decided by
+``supervisor.startup.plan``, whose functions are used here.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,16 @@ import msgspec
 from mmserve.checkpoint.files import has_weights
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.deployment import DTYPE_BYTES, Dtype
+from mmserve.config.config import Config, Quantization
+from mmserve.config.deployment import DTYPE_BYTES, Dtype, embed_row_nbytes
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.startup.weight_memory import PartBytes, part_nbytes
+from mmserve.supervisor.startup import plan
+from mmserve.supervisor.startup.weight_memory import PartBytes, part_nbytes, quantized_nbytes
 
 _COUNTER = "mmserve.model_backend.loader.count_parameters"
+
+
+DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
 
 
 class ModelFacts(NamedTuple):
@@ -26,14 +35,29 @@ class ModelFacts(NamedTuple):
     parts: dict[Dtype, PartBytes]
     is_counted: bool
 
+    def weights(self, dtype: Dtype, quantization: Quantization = "none") -> PartBytes:
+        """In memory. ``quantization``: of the server; one of the checkpoint itself is a part of ``parts``."""
+        stored = self.parts[dtype]
+        whole = quantized_nbytes(self.model, sum(stored), dtype, quantization)
+        return PartBytes(whole - stored.tower, stored.tower)
+
+    def kv_token_nbytes(self, tp: int, dtype: Dtype) -> int:
+        """Of a token in the KV cache of one of ``tp`` ranks, with numbers of ``dtype``."""
+        return plan.kv_token_nbytes(self.model, tp, DTYPE_BYTES[dtype])
+
+    def picture_nbytes(self, rows: int, dtype: Dtype) -> int:
+        """Of the embedding of a picture, with rows of ``dtype``."""
+        return rows * embed_row_nbytes(self.model, dtype)
+
+    def arena_nbytes(self, config: Config) -> int:
+        """Of the shared memory for pictures and their embeddings."""
+        return plan.arena_size(config, self.model)
+
 
 def read(directory: Path) -> ModelFacts:
     """``directory`` needs no weights. Raises StartupError with the reason if the model cannot be planned for."""
     if has_weights(directory):
-        model = load(directory)
-        dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
-        parts = {dtype: part_nbytes(model, "float32" if model.quantization else dtype) for dtype in dtypes}
-        return ModelFacts(model, parts, False)
+        return of_files(load(directory))
     model = load(directory, weights=False)
     if model.quantization is not None:
         raise StartupError(
@@ -41,11 +65,14 @@ def read(directory: Path) -> ModelFacts:
             "weight files, which are not here: download it first"
         )
     text, tower = _count(model)
-    counted: dict[Dtype, PartBytes] = {
-        "bfloat16": PartBytes(text * DTYPE_BYTES["bfloat16"], tower * DTYPE_BYTES["bfloat16"]),
-        "float32": PartBytes(text * DTYPE_BYTES["float32"], tower * DTYPE_BYTES["float32"]),
-    }
-    return ModelFacts(model, counted, True)
+    parts = {dtype: PartBytes(text * DTYPE_BYTES[dtype], tower * DTYPE_BYTES[dtype]) for dtype in DTYPES}
+    return ModelFacts(model, parts, True)
+
+
+def of_files(model: ModelSpec) -> ModelFacts:
+    """From the headers of its weight files. Raises StartupError if one is not readable."""
+    parts = {dtype: part_nbytes(model, "float32" if model.quantization else dtype) for dtype in DTYPES}
+    return ModelFacts(model, parts, False)
 
 
 def _count(model: ModelSpec) -> tuple[int, int]:

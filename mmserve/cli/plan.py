@@ -14,12 +14,15 @@ from mmserve.runtime.errors import StartupError
 if TYPE_CHECKING:
     from mmserve.capacity.estimate import Estimate
     from mmserve.capacity.hardware import Hardware
+    from mmserve.capacity.model_facts import ModelFacts
+    from mmserve.checkpoint.spec import ModelSpec
     from mmserve.config.config import Config
     from mmserve.config.deployment import Dtype
 
 _OF_SERVE = (
     *("tp", "dtype", "quantization", "kv_cache_dtype", "kv_cache_gb", "mm_cache_gb", "max_model_len", "max_num_seqs"),
-    *("max_num_batched_tokens", "visual_workers", "mm_processor_kwargs"),
+    *("max_num_batched_tokens", "speculative_model", "visual_workers", "http_workers", "mm_processor_kwargs"),
+    *("arena_huge_pages", "pixel_budget_mb", "body_budget_mb", "fetch_budget_mb", "max_body_mb"),
 )
 _GIB = 1 << 30
 
@@ -58,11 +61,26 @@ def plan(arguments: argparse.Namespace) -> int:
     facts = model_facts.read(locate(arguments.model, weights=False))
     check_tp(facts.model, config.tp)
     dtype = _dtype(config, facts.model.quantization is not None, hardware, fast_bfloat16)
-    model = with_options(facts.model, config.mm_processor_kwargs) if config.mm_processor_kwargs else facts.model
-    processor = processor_for(model)
-    found = estimate(config, model, facts.parts[dtype], dtype, hardware, processor.max_rows if processor else 0)
+    if config.mm_processor_kwargs:
+        facts = facts._replace(model=with_options(facts.model, config.mm_processor_kwargs))
+    processor = processor_for(facts.model)
+    rows = processor.max_rows if processor else 0
+    found = estimate(config, facts, dtype, hardware, rows, _draft(config, facts.model))
     print(json.dumps(msgspec.to_builtins(found)) if arguments.json else render(arguments.model, found))
     return 0 if found.kv_tokens else 1
+
+
+def _draft(config: Config, model: ModelSpec) -> ModelFacts | None:
+    from mmserve.capacity import model_facts
+    from mmserve.checkpoint.locate import locate
+    from mmserve.supervisor.startup.find_draft import check_tokens
+
+    name = config.speculative_model
+    if name is None:
+        return None
+    draft = model_facts.read(locate(name, option="--speculative-model", weights=False))
+    check_tokens(name, draft.model, model)
+    return draft
 
 
 def _hardware(arguments: argparse.Namespace) -> tuple[Hardware, bool]:
@@ -95,12 +113,13 @@ def _dtype(config: Config, is_quantized: bool, hardware: Hardware, fast_bfloat16
 def render(name: str, found: Estimate) -> str:
     """The report as text for a terminal."""
     each = "" if found.tp == 1 else f" on each of {found.tp}"
-    weights = found.text_weights_bytes + found.tower_weights_bytes
+    weights = found.text_weights_bytes + found.tower_weights_bytes + found.draft_weights_bytes
     rows = [
         ("hardware", f"{found.hardware}, {size(found.memory_bytes)}{each if found.hardware[:1].isalpha() else ''}"),
-        ("weights", f"{size(weights)} in {found.dtype}" + _tower(found)),
+        ("weights", f"{size(weights)} in {found.dtype}" + _parts(found)),
         ("processes", f"{size(found.other_bytes)} with the activations of a step"),
         ("arena", f"{size(found.arena_bytes)} of shared memory for pictures"),
+        ("traffic", f"at most {size(found.traffic_bytes)} more for bodies and pictures under way (--*-budget-mb)"),
         (
             "KV cache",
             f"{size(found.kv_bytes_per_token)} a token in {found.kv_dtype}; room for {found.kv_tokens} tokens",
@@ -126,8 +145,9 @@ def render(name: str, found: Estimate) -> str:
     return "\n".join(aligned(rows))
 
 
-def _tower(found: Estimate) -> str:
-    return f", of it {size(found.tower_weights_bytes)} for the vision tower" if found.tower_weights_bytes else ""
+def _parts(found: Estimate) -> str:
+    named = ((found.tower_weights_bytes, "the vision tower"), (found.draft_weights_bytes, "the draft model"))
+    return "".join(f", of it {size(nbytes)} for {name}" for nbytes, name in named if nbytes)
 
 
 def _pictures(count: int) -> str:

@@ -19,7 +19,9 @@ import psutil
 from benchmarks.load.server import serve
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 
+BLOCK_TOKENS = PagedCpuAttention.block_sizes[0]
 LITTLE_MEMORY = ("--kv-cache-gb", "0.25", "--mm-cache-gb", "0.1")
 """Enough for every test. Mapping and clearing the default sizes takes a third of a start's time."""
 
@@ -128,6 +130,13 @@ def _unix_addresses(process: psutil.Process) -> list[str]:
         return [connection.laddr for connection in process.net_connections("unix") if connection.laddr]
     except psutil.Error:
         return []
+
+
+def kv_tokens(stack: Stack) -> float:
+    """That the server's KV cache holds. Once it has answered something."""
+    stack.eventually("num_requests_running", 0)
+    blocks = sum(stack.metric("kv_blocks", state=state) for state in ("free", "held", "cached"))
+    return BLOCK_TOKENS * blocks
 
 
 @contextlib.contextmanager

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import openai
+import json
+from collections.abc import Sequence
 
-from tests.e2e.stack import ask, ask_streamed, running
+import openai
+import pytest
+
+from mmserve.cli import main as cli
+from tests.e2e.stack import LITTLE_MEMORY, ask, ask_streamed, kv_tokens, running
 
 LIST = "\n".join(f'{{"name": "item {number}", "colour": "red", "price": {number}}}' for number in range(12))
 MESSAGES = [{"role": "user", "content": f"Repeat these lines, word for word:\n{LIST}"}]
@@ -38,7 +43,15 @@ def answers(client: openai.OpenAI) -> list[object]:
     ]
 
 
-def test_answers_are_the_same_in_fewer_steps() -> None:
+def _planned_kv_tokens(options: Sequence[str], capsys: pytest.CaptureFixture[str]) -> int:
+    """Of ``mmserve plan`` with the options of ``running``, as far as these change memory."""
+    known = options if options[0] == "--speculative-model" else ()
+    assert cli.main(["plan", "--model", "llava", "--dtype", "float32", *LITTLE_MEMORY, *known, "--json"]) == 0
+    found: int = json.loads(capsys.readouterr().out)["kv_tokens"]
+    return found
+
+
+def test_answers_are_the_same_in_fewer_steps(capsys: pytest.CaptureFixture[str]) -> None:
     """The model as its own draft model is not faster, but the server does not know at first, and tries it."""
     with running() as server, server.client() as client:
         expected = answers(client)
@@ -47,6 +60,7 @@ def test_answers_are_the_same_in_fewer_steps() -> None:
     for option in (("--speculative", "ngram"), ("--speculative-model", "llava")):
         with running(*option) as server, server.client() as client:
             assert answers(client) == expected
+            assert _planned_kv_tokens(option, capsys) == pytest.approx(kv_tokens(server), rel=0.05)
             accepted = server.metric("accepted_draft_tokens_total")
             assert 0 < accepted <= server.metric("draft_tokens_total")
             assert server.metric("step_seconds_count") < num_steps or "--speculative-model" in option

@@ -20,13 +20,18 @@ def find_draft(config: Config, model: ModelSpec) -> ModelSpec | None:
     if config.speculative_model is None:
         return None
     draft = load(locate(config.speculative_model, option="--speculative-model"))
+    check_tokens(config.speculative_model, draft, model)
+    return draft
+
+
+def check_tokens(name: str, draft: ModelSpec, model: ModelSpec) -> None:
+    """Raises StartupError if a token has another id in ``draft``, which is called ``name``, than in ``model``."""
     served, own = _tokens(model), _tokens(draft)
     if (different := next((token for token in served if served[token] != own.get(token)), None)) is not None:
         raise StartupError(
-            f"--speculative-model {config.speculative_model} has other tokens than the served model: {different!r} is "
+            f"--speculative-model {name} has other tokens than the served model: {different!r} is "
             f"{own.get(different, 'none')} instead of {served[different]}; a draft model must have the same tokenizer"
         )
-    return draft
 
 
 def _tokens(model: ModelSpec) -> dict[str, int]:

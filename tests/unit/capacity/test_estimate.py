@@ -9,9 +9,11 @@ from msgspec.structs import replace
 
 from mmserve.capacity.estimate import Estimate, estimate
 from mmserve.capacity.hardware import GPU_NAMES, Hardware, gpu, read_rate
+from mmserve.capacity.model_facts import ModelFacts
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, MoeSpec, TextSpec
 from mmserve.config.config import Config
 from mmserve.supervisor.startup.weight_memory import PartBytes
+from tests.fakes.http_services import make_deployment
 
 GIB = 1 << 30
 TEXT = TextSpec(
@@ -30,8 +32,25 @@ TOKEN_NBYTES = 2 * 8 * 4 * 64 * 2
 CPU = Hardware("2 cores", 16 * GIB, 40e9, False, "measured")
 
 
-def _estimate(hardware: Hardware = CPU, model: ModelSpec = MODEL, rows: int = 0, **options: Any) -> Estimate:
-    return estimate(Config(**options), model, PartBytes(2 * GIB, 0), "bfloat16", hardware, rows)
+DRAFT = ModelFacts(
+    ModelSpec(family="llama", path="/y", text=replace(TEXT, layers=(LayerSpec(),) * 2)),
+    {"bfloat16": PartBytes(GIB // 4, 0), "float32": PartBytes(GIB // 2, 0)},
+    False,
+)
+DRAFT_TOKEN_NBYTES = TOKEN_NBYTES // 4
+
+
+def _estimate(
+    hardware: Hardware = CPU,
+    model: ModelSpec = MODEL,
+    rows: int = 0,
+    *,
+    draft: ModelFacts | None = None,
+    tower: int = 0,
+    **options: Any,
+) -> Estimate:
+    facts = ModelFacts(model, {"bfloat16": PartBytes(2 * GIB, tower)}, False)
+    return estimate(Config(**options), facts, "bfloat16", hardware, rows, draft)
 
 
 def test_what_the_cache_has_room_for_is_what_the_memory_leaves() -> None:
@@ -53,6 +72,49 @@ def test_pictures_count_as_their_rows() -> None:
     assert [(fit.tokens, fit.pictures) for fit in found.fits] == [(4096, 0), (512 + 576, 1), (512 + 8 * 576, 8)]
     assert found.picture_kv_bytes == 576 * TOKEN_NBYTES
     assert found.picture_arena_bytes >= 576 * 1024 * 4  # embeddings are float32 on a CPU
+
+
+def test_a_draft_model_takes_weights_and_a_cache_for_the_same_tokens() -> None:
+    without, found = _estimate(), _estimate(draft=DRAFT, speculative_model="y")
+    assert found.draft_weights_bytes == GIB // 4
+    assert found.kv_bytes_per_token == TOKEN_NBYTES + DRAFT_TOKEN_NBYTES
+    left = without.kv_tokens * TOKEN_NBYTES - GIB // 4
+    assert found.kv_tokens == pytest.approx(left // (TOKEN_NBYTES + DRAFT_TOKEN_NBYTES), abs=1)
+    assert found.speeds == without.speeds
+    assert "--speculative-model y" in found.flags
+
+
+def test_the_first_rank_alone_has_the_draft_model() -> None:
+    found = _estimate(draft=DRAFT, speculative_model="y", tp=2, kv_cache_gb=1)
+    assert found.kv_bytes_per_token == TOKEN_NBYTES + DRAFT_TOKEN_NBYTES, "of both ranks together"
+    assert found.kv_tokens == GIB // (TOKEN_NBYTES // 2 + DRAFT_TOKEN_NBYTES), "as the ranks are given it"
+    on_cards = _estimate(gpu("h200"), draft=DRAFT, speculative_model="y", tp=2)
+    assert on_cards.kv_bytes_per_token == TOKEN_NBYTES // 2 + DRAFT_TOKEN_NBYTES
+    assert on_cards.draft_weights_bytes == GIB // 4
+
+
+def test_huge_pages_are_not_taken_from_the_free_memory() -> None:
+    vision = make_deployment("/run").model
+    usual, huge = _estimate(model=vision), _estimate(model=vision, arena_huge_pages=True)
+    gained = (huge.kv_tokens - usual.kv_tokens) * usual.kv_bytes_per_token
+    assert gained == pytest.approx(usual.arena_bytes, rel=0.01)
+    assert "--arena-huge-pages" in huge.flags
+
+
+def test_further_processes_take_memory() -> None:
+    vision = make_deployment("/run").model
+    one = _estimate(model=vision, tower=GIB)
+    several = _estimate(model=vision, tower=GIB, visual_workers=2, http_workers=3)
+    assert several.tower_weights_bytes == 2 * GIB
+    assert several.other_bytes > one.other_bytes
+    assert {"--visual-workers 2", "--http-workers 3"} < {*several.flags}
+
+
+def test_traffic_takes_at_most_its_budgets() -> None:
+    mib, vision = 1 << 20, make_deployment("/run").model
+    budgets = {"pixel_budget_mb": 100.0, "body_budget_mb": 64.0, "fetch_budget_mb": 32.0, "http_workers": 2}
+    assert _estimate(**budgets).traffic_bytes == 64 * mib, "no pictures"
+    assert _estimate(model=vision, **budgets).traffic_bytes == (64 + 32 + 100) * mib
 
 
 def test_cards_share_weights_and_heads() -> None:

@@ -192,3 +192,27 @@ def test_a_hub_id_is_not_downloaded(capsys: pytest.CaptureFixture[str], monkeypa
     code, printed = run(capsys, "owner/name")
     assert code == 1
     assert "owner/name is no directory here, and not on this disk as a model of the hub" in printed
+
+
+def test_models_and_plan_say_the_same_of_a_checkpoint(
+    tmp_path: Path, any_tensors: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = checkpoint(tmp_path)
+    assert cli.main(["models", name, "--json"]) == 0
+    reported = json.loads(capsys.readouterr().out)
+    cli.main(["plan", "--model", name, "--dtype", "bfloat16", "--memory-gb", "16", "--json"])
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["text_weights_bytes"] + planned["tower_weights_bytes"] == reported["weights_bytes"]["bfloat16"]
+    assert planned["kv_bytes_per_token"] == reported["kv_bytes_per_token"]["bfloat16"]
+    assert planned["arena_bytes"] == reported["arena_bytes"]
+
+
+def test_a_plan_counts_the_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["plan", "--model", "llava", "--json"])
+    without = json.loads(capsys.readouterr().out)
+    assert cli.main(["plan", "--model", "llava", "--speculative-model", "llava", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    whole = without["text_weights_bytes"] + without["tower_weights_bytes"]
+    assert found["draft_weights_bytes"] == whole
+    assert found["kv_bytes_per_token"] == 2 * without["kv_bytes_per_token"]
+    assert "--speculative-model llava" in found["flags"]

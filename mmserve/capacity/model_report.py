@@ -7,16 +7,12 @@ from typing import Literal
 
 import msgspec
 
+from mmserve.capacity import model_facts
+from mmserve.capacity.model_facts import DTYPES, ModelFacts
 from mmserve.checkpoint.load import read_config
-from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config, ModelImpl
-from mmserve.config.deployment import DTYPE_BYTES, Dtype, embed_row_nbytes
 from mmserve.ipc.arena import extent_nbytes
-from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.find_model import read_model
-from mmserve.supervisor.startup.weight_memory import PartBytes, part_nbytes
-
-_DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32")
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,12 +64,12 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def report(directory: Path, impl: ModelImpl) -> ModelReport:
     """Raises StartupError with the reason if it cannot be served."""
-    model = read_model(directory, impl)
-    config, text = read_config(directory), model.text
-    parts = {dtype: part_nbytes(model, "float32" if model.quantization else dtype) for dtype in _DTYPES}
-    token_nbytes = {dtype: plan.kv_token_nbytes(model, 1, DTYPE_BYTES[dtype]) for dtype in _DTYPES}
+    facts = model_facts.of_files(read_model(directory, impl))
+    model, config = facts.model, read_config(directory)
+    text, arena_nbytes = model.text, facts.arena_nbytes(Config())
+    weights = {dtype: facts.weights(dtype) for dtype in DTYPES}
+    token_nbytes = {dtype: facts.kv_token_nbytes(1, dtype) for dtype in DTYPES}
     kv_nbytes = {dtype: nbytes * text.max_position for dtype, nbytes in token_nbytes.items()}
-    arena_nbytes = plan.arena_size(Config(), model)
     return ModelReport(
         path=str(directory),
         architecture=str(next(iter(config.get("architectures") or []), config.get("model_type"))),
@@ -83,27 +79,27 @@ def report(directory: Path, impl: ModelImpl) -> ModelReport:
         kv_heads=text.num_kv_heads,
         head_dim=text.head_dim,
         quantization=None if model.quantization is None else str(model.quantization),
-        weights_bytes=Bytes(**{dtype: sum(part) for dtype, part in parts.items()}),
+        weights_bytes=Bytes(**{dtype: sum(part) for dtype, part in weights.items()}),
         kv_bytes_per_token=Bytes(**token_nbytes),
         kv_bytes_of_context=Bytes(**kv_nbytes),
-        pictures=_pictures(model, parts, arena_nbytes),
+        pictures=_pictures(facts, arena_nbytes),
         arena_bytes=arena_nbytes,
-        total_bytes=Bytes(**{dtype: sum(parts[dtype]) + kv_nbytes[dtype] + arena_nbytes for dtype in _DTYPES}),
+        total_bytes=Bytes(**{dtype: sum(weights[dtype]) + kv_nbytes[dtype] + arena_nbytes for dtype in DTYPES}),
     )
 
 
-def _pictures(model: ModelSpec, parts: dict[Dtype, PartBytes], arena_nbytes: int) -> PictureReport | None:
+def _pictures(facts: ModelFacts, arena_nbytes: int) -> PictureReport | None:
     # Imported here: numpy and Pillow would slow down a start.
     from mmserve.processors.registry import processor_for
 
-    processor = processor_for(model)
+    processor = processor_for(facts.model)
     if processor is None:
         return None
-    nbytes = {dtype: processor.max_rows * embed_row_nbytes(model, dtype) for dtype in _DTYPES}
-    tower = Bytes(**{dtype: part.tower for dtype, part in parts.items()})
+    nbytes = {dtype: facts.picture_nbytes(processor.max_rows, dtype) for dtype in DTYPES}
+    tower = Bytes(**{dtype: facts.weights(dtype).tower for dtype in DTYPES})
     return PictureReport(
         rows=processor.max_rows,
         embedding_bytes=Bytes(**nbytes),
-        tower_weights_bytes=None if model.family == "transformers" else tower,
+        tower_weights_bytes=None if facts.model.family == "transformers" else tower,
         fit_into_arena=arena_nbytes // extent_nbytes(nbytes["float32"]),
     )
