@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mmserve.config.options import OPTIONS
@@ -20,9 +21,14 @@ For every shell to come:
   mmserve completion zsh > DIRECTORY/_mmserve         a directory of $fpath
   mmserve completion fish > ~/.config/fish/completions/mmserve.fish"""
 _SHELLS = ("bash", "zsh", "fish")
-_FILES = {"api_key_file", "config", "image"}
-"""Arguments that take a path to a file, by ``dest``."""
-_DIRECTORIES = {"allowed_local_media_path", "model"}
+_FILES = {"api_key_file", "config", "image", "request"}
+"""Arguments that take a path to a file, by ``dest``, beside those whose type is a path."""
+_DIRECTORIES = {"allowed_local_media_path", "batch_dir", "image_dir", "model", "speculative_model"}
+
+
+_ZSH_IN_EVAL = "[[ $zsh_eval_context[-1] == eval ]]"
+_ZSH_NOT_BY_NAME = "[[ $zsh_eval_context[-1] != loadautofunc ]]"
+"""When zsh shall register the script: not only in ``eval``, as shtab writes it, but also when it is sourced."""
 
 
 def add_completion(commands: Any) -> None:
@@ -41,15 +47,19 @@ def completion(shell: str, parser: argparse.ArgumentParser) -> int:
     # Imported here: it would slow down --help.
     import shtab
 
+    from mmserve.capacity.hardware import GPU_NAMES
+
     for action in _actions(parser):
         option = OPTIONS.get(action.dest)
-        if action.dest in _FILES:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-        elif action.dest in _DIRECTORIES:
+        if action.dest in _DIRECTORIES:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif action.dest in _FILES or action.type is Path:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif action.dest == "gpu":
+            action.choices = list(GPU_NAMES)
         elif option is not None and option.choices and action.choices is None:
             action.choices = list(option.choices)
-    print(shtab.complete(parser, shell))
+    print(shtab.complete(parser, shell).replace(_ZSH_IN_EVAL, _ZSH_NOT_BY_NAME))
     return 0
 
 
