@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
+from mmserve.client.server_process import server_process
+
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
+_READY = re.compile(r"ready: (http://[^\s,]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -35,29 +36,18 @@ def serve(
     on_line: Callable[[str], object] = lambda line: None,
     wrapper: Sequence[str] = (),
 ) -> Iterator[Target]:
-    """Start a server on a free port; ready when yielded. Raises RuntimeError with its output if it does not start.
+    """Start a server on a free port; ready when yielded. Raises StartupError with its output if it does not start.
 
     ``program``: a module of the same command line, and its first arguments. ``on_line`` gets each line of its output,
-    in another thread once it is ready; all of them when the block has ended. ``wrapper``: a command that executes the
-    command after it."""
+    in another thread; all of them when the block has ended. ``wrapper``: a command that executes the one after it."""
     command = [*wrapper, sys.executable, "-m", *program, "--model", model, "--port", "0", *arguments]
     with (
         exit_on_sigterm(),
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        server_process(
+            command, _READY, on_line=on_line, start_timeout_s=START_TIMEOUT_S, stop_timeout_s=STOP_TIMEOUT_S
+        ) as server,
     ):
-        watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
-        watchdog.start()
-        reader = threading.Thread(target=_read_lines, args=(process, on_line), daemon=True)
-        try:
-            url = _ready_url(process, on_line)
-            watchdog.cancel()
-            reader.start()
-            yield Target("mmserve", url, model, process.pid)
-        finally:
-            watchdog.cancel()
-            _stop(process)
-            if reader.ident:
-                reader.join()
+        yield Target("mmserve", server.url, model, server.pid)
 
 
 @contextlib.contextmanager
@@ -92,28 +82,3 @@ def targets_or_started(given: list[Target] | None, serve_args: str, model: str =
 
 def _raise_exit(signum: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signum)
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def _ready_url(process: subprocess.Popen[str], on_line: Callable[[str], object]) -> str:
-    assert process.stdout is not None
-    printed = []
-    for line in process.stdout:
-        printed.append(line)
-        on_line(line)
-        if match := re.search(r"ready: (http://[^\s,]+)", line, re.IGNORECASE):
-            return match.group(1)
-    raise RuntimeError("the server did not start:\n" + "".join(printed))
-
-
-def _read_lines(process: subprocess.Popen[str], on_line: Callable[[str], object]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        on_line(line)

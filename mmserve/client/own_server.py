@@ -6,19 +6,13 @@ import contextlib
 import os
 import re
 import secrets
-import signal
 import subprocess
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
 
-from mmserve.runtime.errors import StartupError
+from mmserve.client.server_process import server_process
 
-_KEPT_LINES = 50
-"""Of the server's output, for the error if it does not start."""
 _STOP_TIMEOUT_S = 30.0
 _READY = re.compile(r"mmserve is ready: (http://[^\s,]+)")
 
@@ -46,54 +40,20 @@ def own_server(
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, write_fd)
         try:
-            # In a session of its own: Ctrl-C in the terminal is for this program.
-            process = subprocess.Popen(
-                [*command, *arguments, "--host", "127.0.0.1", "--port", "0", "--health-port", "0"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                # A key on the command line would be seen by every user of the machine.
-                env={**os.environ, "MMSERVE_API_KEY": api_key},
-                pass_fds=(read_fd,),
-                start_new_session=True,
+            server = stack.enter_context(
+                server_process(
+                    [*command, *arguments, "--host", "127.0.0.1", "--port", "0", "--health-port", "0"],
+                    _READY,
+                    on_line=lambda line: on_line(line.rstrip("\n")),
+                    stop_timeout_s=_STOP_TIMEOUT_S,
+                    stdin=subprocess.DEVNULL,
+                    # A key on the command line would be seen by every user of the machine.
+                    env={**os.environ, "MMSERVE_API_KEY": api_key},
+                    pass_fds=(read_fd,),
+                    # Ctrl-C in the terminal is for this program.
+                    start_new_session=True,
+                )
             )
         finally:
             os.close(read_fd)
-        stack.callback(_stop, process)
-        assert process.stdout is not None
-        yield OwnServer(_url_when_ready(process, process.stdout, on_line), api_key)
-
-
-def _url_when_ready(process: subprocess.Popen[str], output: IO[str], on_line: Callable[[str], object]) -> str:
-    lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    url = ""
-    known = threading.Event()
-
-    def read() -> None:
-        nonlocal url
-        with output:
-            for line in output:
-                lines.append(line)
-                on_line(line.rstrip("\n"))
-                if not url and (found := _READY.search(line)):
-                    url = found[1]
-                    known.set()
-        known.set()
-
-    threading.Thread(target=read, name="server output", daemon=True).start()
-    known.wait()
-    if not url:
-        process.wait()
-        raise StartupError("the server did not start:\n" + "".join(lines).rstrip())
-    return url
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        yield OwnServer(server.url, api_key)
