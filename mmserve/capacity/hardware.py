@@ -51,7 +51,8 @@ def gpu(name: str) -> Hardware:
 def this_machine(found: machine.Machine, memory_nbytes: int | None = None) -> Hardware:
     """Its free memory, or ``memory_nbytes``, and its read rate, which is measured for 0.3 s."""
     memory = found.memory_bytes if memory_nbytes is None else memory_nbytes
-    return Hardware(f"{found.num_cores} cores", memory, read_rate(found.num_cores), False, "measured")
+    cores = f"{found.num_cores} core{'' if found.num_cores == 1 else 's'}"
+    return Hardware(cores, memory, read_rate(found.num_cores), False, "measured")
 
 
 def read_rate(num_threads: int, seconds: float = _READ_S) -> float:

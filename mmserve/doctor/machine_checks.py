@@ -17,8 +17,8 @@ from mmserve.runtime.memory import cgroup
 from mmserve.supervisor.startup import machine
 
 _GIB = 1 << 30
-_LEAST_FREE_NBYTES = 2 * _GIB
-"""The packaged model with small caches."""
+_LEAST_FREE_NBYTES, _TOO_LITTLE_NBYTES = 3 * _GIB // 2, _GIB
+"""The packaged model with caches of half a GiB, and with the smallest that are suggested here."""
 _LEAST_DESCRIPTORS = 4096
 _LEAST_PROCESSES = 512
 """Of this user: processes and threads. A server on two cores has about 60."""
@@ -73,7 +73,7 @@ def _memory() -> Finding:
         found += f" ({min(group.limit_nbytes for group in groups) / _GIB:.1f} GiB)"
     if free < _LEAST_FREE_NBYTES:
         do = "give it 2 GiB or more, or start with --kv-cache-gb 0.25 --mm-cache-gb 0.1"
-        return failure(found, do) if free < _LEAST_FREE_NBYTES // 2 else warning(found, do)
+        return failure(found, do) if free < _TOO_LITTLE_NBYTES else warning(found, do)
     if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2":
         return warning(f"{found}; overcommit is off", "sysctl vm.overcommit_memory=0: caches are mapped before use")
     if psutil.swap_memory().used > free:
