@@ -10,18 +10,27 @@
 
 namespace tile {
 
+typedef float f32x4 __attribute__((vector_size(16)));
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 
-#ifdef __AVX512VL__
+#if defined(__AVX512VL__) || defined(__aarch64__)
 constexpr int kRegisters = 32;
 #else
 constexpr int kRegisters = 16;
 #endif
-constexpr int kMaxRows = 6;  // with 2 vectors a row: 12 sums of 16 registers
+constexpr int kMaxRows = 6;  // with 16 columns: 12 sums of 16 registers, or 24 of 32
+
+// What sums of 8 columns are made of. GCC keeps vectors larger than a register in memory.
+#ifdef __aarch64__
+using Columns = f32x4;
+#else
+using Columns = f32x8;
+#endif
 
 template <class V>
 constexpr int64_t kLanes = sizeof(V) / sizeof(float);
@@ -64,6 +73,8 @@ template <class V>
 inline V keep_in_register(V value) {
 #ifdef __AVX2__
     asm("" : "+v"(value));
+#elif defined(__aarch64__)
+    if constexpr (sizeof value == 16) asm("" : "+w"(value));
 #endif
     return value;
 }
@@ -82,6 +93,11 @@ inline f32x8 rounded(f32x8 value) {
 template <class V>
 inline V maximum(V a, V b) {
     return a > b ? a : b;
+}
+
+inline float horizontal_max(f32x4 x) {
+    x = maximum(x, __builtin_shuffle(x, i32x4{2, 3, 0, 1}));
+    return std::max(x[0], x[1]);
 }
 
 inline float horizontal_max(f32x8 x) {
@@ -145,7 +161,7 @@ struct Sums {
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             const V x = broadcast<V>(a[m * lda]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int c = 0; c < C; ++c) {
                 sum[m][c] += x * b[c];
                 // GCC 12 would make some sums in the register of x, and keep others in memory.
@@ -157,7 +173,7 @@ struct Sums {
     void store(float* out, int64_t ldc, const Epilogue& epilogue) const {
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int c = 0; c < C; ++c)
                 epilogue.store(sum[m][c], c * kLanes<V>, out + m * ldc + c * kLanes<V>);
     }
@@ -174,11 +190,13 @@ struct Sums {
 template <int M, int C>
 inline void product(int64_t K, const float* a, int64_t lda, const float* b, int64_t ldb, float* out, int64_t ldc,
                     const Epilogue& epilogue) {
-    Sums<f32x8, M, C> sums;
+    constexpr int kVectors = 8 / kLanes<Columns> * C;
+    Sums<Columns, M, kVectors> sums;
     for (int64_t k = 0; k < K; ++k) {
-        f32x8 row[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) row[c] = keep_in_register(load<f32x8>(b + k * ldb + 8 * c));
+        Columns row[kVectors];
+#pragma GCC unroll 16
+        for (int c = 0; c < kVectors; ++c)
+            row[c] = keep_in_register(load<Columns>(b + k * ldb + kLanes<Columns> * c));
         sums.add(a + k, lda, row);
     }
     sums.store(out, ldc, epilogue);

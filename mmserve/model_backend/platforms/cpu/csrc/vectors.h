@@ -13,8 +13,7 @@
 
 namespace vectors {
 
-using tile::f32x8, tile::i32x8;
-typedef float f32x4 __attribute__((vector_size(16)));
+using tile::f32x4, tile::f32x8, tile::i32x8;
 typedef double f64x4 __attribute__((vector_size(32)));
 
 constexpr int64_t kBlock = 1024;  // numbers that may be added in double precision

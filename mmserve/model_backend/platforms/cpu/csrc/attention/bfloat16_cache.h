@@ -156,7 +156,8 @@ void add_tile(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* weig
             const int64_t prefetched = row ? 0 : end;
             float* to = out + row * dim;
             tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
-                constexpr int kVectors = 4 * m <= linear::kMaxSums ? 4 : 2;
+                constexpr int kWide = 2 * linear::kTileVectors;
+                constexpr int kVectors = kWide * m <= linear::kMaxSums ? kWide : linear::kTileVectors;
                 constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
                 int64_t i = 0;
                 for (; i + kColumns <= dim; i += kColumns)

@@ -36,6 +36,31 @@ struct Float32Cache : ExactInputs {
     int64_t columns() const { return (dim + 15) / 16 * 16; }
 };
 
+using tile::Columns;
+
+constexpr int kTokens = 4;                             // scored together
+constexpr int kHalves = 8 / tile::kLanes<Columns>;  // of 8 numbers
+
+#ifdef __aarch64__
+
+// The horizontal sums of four vectors.
+inline tile::f32x4 sums_of(const tile::f32x4 (&of)[kTokens][kHalves], int half) {
+    using tile::i32x4;
+    constexpr i32x4 kLow{0, 4, 1, 5}, kHigh{2, 6, 3, 7}, kFirst{0, 1, 4, 5}, kSecond{2, 3, 6, 7};
+    const auto add = [&](int first, i32x4 one, i32x4 other) {
+        const tile::f32x4 a = of[first][half], b = of[first + 1][half];
+        return __builtin_shuffle(a, b, one) + __builtin_shuffle(a, b, other);
+    };
+    const tile::f32x4 ab = add(0, kLow, kHigh), cd = add(2, kLow, kHigh);
+    return __builtin_shuffle(ab, cd, kFirst) + __builtin_shuffle(ab, cd, kSecond);
+}
+
+inline void store_sums(const tile::f32x4 (&of)[kTokens][kHalves], float* to) {
+    tile::store(to, sums_of(of, 0) + sums_of(of, 1));
+}
+
+#else
+
 // Stores the horizontal sums of four vectors.
 inline void store_sums(f32x8 a, f32x8 b, f32x8 c, f32x8 d, float* to) {
     typedef float f32x4 __attribute__((vector_size(16)));
@@ -51,27 +76,35 @@ inline void store_sums(f32x8 a, f32x8 b, f32x8 c, f32x8 d, float* to) {
     std::memcpy(to, halves, sizeof halves[0]);
 }
 
-constexpr int kTokens = 4;  // scored together
+inline void store_sums(const f32x8 (&of)[kTokens][kHalves], float* to) {
+    store_sums(of[0][0], of[1][0], of[2][0], of[3][0], to);
+}
+
+#endif
 
 // Scores of R rows and kTokens neighbouring tokens.
 template <int R>
 inline void score_tokens(const float* q, const float* keys, int64_t stride, int64_t dim, float* scores) {
-    f32x8 sums[R][kTokens];
+    Columns sums[R][kTokens][kHalves];
     for (int r = 0; r < R; ++r)
-        for (int c = 0; c < kTokens; ++c) sums[r][c] = f32x8{};
-    for (int64_t i = 0; i < dim; i += 8) {
-        f32x8 row[R];
+        for (int c = 0; c < kTokens; ++c)
+            for (int half = 0; half < kHalves; ++half) sums[r][c][half] = Columns{};
+    for (int64_t i = 0; i < dim; i += 8)
+#pragma GCC unroll 2
+        for (int half = 0; half < kHalves; ++half) {
+            const int64_t at = i + half * tile::kLanes<Columns>;
+            Columns row[R];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) row[r] = tile::keep_in_register(tile::load<f32x8>(q + r * dim + i));
+            for (int r = 0; r < R; ++r) row[r] = tile::keep_in_register(tile::load<Columns>(q + r * dim + at));
 #pragma GCC unroll 8
-        for (int c = 0; c < kTokens; ++c) {
-            const f32x8 key = tile::keep_in_register(tile::load<f32x8>(keys + c * stride + i));
+            for (int c = 0; c < kTokens; ++c) {
+                const Columns key = tile::keep_in_register(tile::load<Columns>(keys + c * stride + at));
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sums[r][c] += row[r] * key;
+                for (int r = 0; r < R; ++r) sums[r][c][half] += row[r] * key;
+            }
         }
-    }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kKeyTile);
+    for (int r = 0; r < R; ++r) store_sums(sums[r], scores + r * kKeyTile);
 }
 
 // Prefetches one head's keys or values of some tokens. They are too scattered for the CPU's own prefetcher. They go to

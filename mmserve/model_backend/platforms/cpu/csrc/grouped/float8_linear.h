@@ -13,6 +13,8 @@
 
 #if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace float8 {
@@ -22,7 +24,7 @@ using quantized::kOutputs;
 using Vector = linear::Vector;
 
 constexpr int kVectors = kOutputs / tile::kLanes<Vector>;  // of a panel
-constexpr int kMostRows = 12 / kVectors;
+constexpr int kMostRows = linear::kMaxRows;
 constexpr int kFewRows = kMostRows / 2;  // take two panels at once: more sums that do not wait for each other
 
 struct Codes {
@@ -40,6 +42,14 @@ inline void widen(const uint8_t* codes, Vector* to) {
     const auto bits = reinterpret_cast<__m256i>(halves);
     to[0] = reinterpret_cast<Vector>(_mm256_cvtph_ps(_mm256_castsi256_si128(bits)));
     to[1] = reinterpret_cast<Vector>(_mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1)));
+#elif defined(__aarch64__)
+    int16x8_t bits[2];
+    std::memcpy(bits, &halves, sizeof bits);
+    for (int i = 0; i < 2; ++i) {
+        const auto numbers = vreinterpretq_f16_s16(bits[i]);
+        to[2 * i] = reinterpret_cast<Vector>(vcvt_f32_f16(vget_low_f16(numbers)));
+        to[2 * i + 1] = reinterpret_cast<Vector>(vcvt_high_f32_f16(numbers));
+    }
 #else
     for (int i = 0; i < 16; ++i) {
         const int magnitude = halves[i] >> 7 & 127, exponent = magnitude >> 3, fraction = magnitude & 7;

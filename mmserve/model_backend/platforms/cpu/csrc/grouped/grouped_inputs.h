@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "grouped/byte_vectors.h"
 #include "linear/quantize_activations.h"
 #include "linear/tasks.h"
 
@@ -14,12 +15,6 @@ namespace grouped {
 
 using quantized::kGroup;
 constexpr float kMaxQ = 32639.f;  // 256 * 127 + 127
-
-#ifdef __AVX512VNNI__
-constexpr bool kDigits = true;
-#else
-constexpr bool kDigits = false;
-#endif
 
 #ifdef __AMX_INT8__
 constexpr int64_t kReadBehind = 16;  // rows that tiles may read behind the last
@@ -59,7 +54,7 @@ struct Inputs {
         for (int64_t i = 0; i < kGroup; ++i) sums[2 * i / kGroup] += values[i];
         blocks[k / kGroup] = {scale, sums[0] + sums[1], sums[0]};
         for (int64_t i = 0; i < kGroup; ++i) {
-            if constexpr (kDigits) {
+            if constexpr (kMultipliesBytes) {
                 low[k + i] = static_cast<int8_t>(values[i]);
                 high[k + i] = static_cast<int8_t>((values[i] + 128) >> 8);
             } else {

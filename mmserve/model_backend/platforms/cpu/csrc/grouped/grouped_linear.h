@@ -32,42 +32,50 @@ inline void for_each_part(const Body& body) {
     if constexpr (kParts > 1) body(std::integral_constant<int, 1>());
 }
 
-#ifdef __AVX512VNNI__
+#if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
 
-constexpr int kMostRows = 8;
+constexpr int kMostRows = kMostByteRows;
 
 // M rows of x times one panel. The next panel is prefetched, if `fetches`.
 template <int M, class Codes, class Group, int kNumDigits>
 inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, bool fetches, float* out, int64_t ldc,
                     const tile::Epilogue& epilogue) {
-    constexpr int kParts = Group::kParts;
+    constexpr int kParts = Group::kParts, kSteps = kOutputs / kTogether;
     const int64_t next_panel = fetches ? panel_nbytes<Codes, Group>(x.K, group_size) : 0;
-    f32x16 totals[M] = {};
+    Floats totals[kSteps][M] = {};
     for (int64_t k = 0; k < x.K;) {
         const auto* group = reinterpret_cast<const Group*>(panel);
-        const __m512i zeros = zeros_of_16(*group);
+        Integers zeros[kSteps];
+        for (int step = 0; step < kSteps; ++step) zeros[step] = zeros_together(*group, step * kTogether);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
             quantized::prefetch(panel + next_panel, Codes::kNbytes);
             const BlockScale* blocks = x.blocks + k / kGroup;
             for_each_part<kParts>([&](auto part) {
-                __m512i sums[M];
-                block_sums<M, Codes, kNumDigits, kParts, Group::kHasZeros, part>(panel, zeros, x, k, sums);
-                const auto scales = group->template scale_of<f32x16>(kParts * block + part, 0);
+#pragma GCC unroll 2
+                for (int step = 0; step < kSteps; ++step) {
+                    Integers sums[M];
+                    block_sums<M, Codes, kNumDigits, kParts, Group::kHasZeros, part>(panel + step * 4 * kTogether,
+                                                                                     zeros[step], x, k, sums);
+                    const Floats scales = scales_together(*group, kParts * block + part, step * kTogether);
 #pragma GCC unroll 8
-                for (int m = 0; m < M; ++m)
-                    totals[m] += reinterpret_cast<f32x16>(_mm512_cvtepi32_ps(sums[m])) *
-                                 (scales * blocks[m * (x.K / kGroup)].scale);
+                    for (int m = 0; m < M; ++m)
+                        add_scaled(totals[step][m], sums[m], scales, blocks[m * (x.K / kGroup)].scale);
+                }
             });
-            if constexpr (Group::kHasMinima) {
-                const auto minima = group->template minimum_of<f32x16>(block, 0);
+            if constexpr (Group::kHasMinima)
+                for (int step = 0; step < kSteps; ++step) {
+                    const Floats minima = minima_together(*group, block, step * kTogether);
 #pragma GCC unroll 8
-                for (int m = 0; m < M; ++m) totals[m] += minima * blocks[m * (x.K / kGroup)].total();
-            }
+                    for (int m = 0; m < M; ++m)
+                        add_scaled(totals[step][m], minima, blocks[m * (x.K / kGroup)].total());
+                }
             panel += Codes::kNbytes;
         }
     }
-    for (int m = 0; m < M; ++m) epilogue.store(totals[m], 0, out + m * ldc);
+    for (int m = 0; m < M; ++m)
+        for (int step = 0; step < kSteps; ++step)
+            store(epilogue, totals[step][m], step * kTogether, out + m * ldc + step * kTogether);
 }
 
 #else

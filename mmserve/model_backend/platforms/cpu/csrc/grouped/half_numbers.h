@@ -7,6 +7,8 @@
 
 #if defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace half_numbers {
@@ -30,6 +32,13 @@ inline V widen(const uint16_t* from) {
 #if defined(__F16C__)
     if constexpr (tile::kLanes<V> == 8)
         return reinterpret_cast<V>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#endif
+#if defined(__aarch64__)
+    if constexpr (tile::kLanes<V> == 8) {
+        const auto halves = vreinterpretq_f16_u16(vld1q_u16(from));
+        const float32x4_t floats[2] = {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
+        return tile::load<V>(floats);
+    }
 #endif
     // A float's exponents are 112 more, and its fraction is 13 bits longer.
     using Words = typename OfLanes<V>::Words;

@@ -64,7 +64,7 @@ inline void tiled_product(TileRegisters<Group::kParts>& registers, int64_t group
     tile::f32x16 totals[kTileRows] = {};
     for (int64_t k = 0; k < x.K;) {
         const auto* group = reinterpret_cast<const Group*>(panel);
-        const __m512i zeros = zeros_of_16(*group);
+        const Integers zeros = zeros_together(*group, 0);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
             quantized::prefetch(panel + next_panel, Codes::kNbytes);

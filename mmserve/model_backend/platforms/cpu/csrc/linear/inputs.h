@@ -9,8 +9,10 @@
 #include "linear/tasks.h"
 #include "tile.h"
 
-#ifdef __x86_64__
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace linear {

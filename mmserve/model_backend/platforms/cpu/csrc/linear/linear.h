@@ -48,9 +48,9 @@ void multiply_panel(const Job& job, const Rows<typename Mode::Input>& inputs, co
     const auto* weights = panels + panel * Mode::panel_size(job.K);
     const int64_t start = panel * kPanel, outputs = std::min(kPanel, job.N - start);
     if (rows <= kFewRows) return multiply<Mode, kVectors, kFewRows>(job, inputs, weights, start, outputs, row, rows);
-    for (int64_t first = 0; first < outputs; first += 2 * tile::kLanes<Vector>)
-        multiply<Mode, 2, kMaxRows>(job, inputs, weights + first * Mode::kDepth, start + first, outputs - first, row,
-                                    rows);
+    for (int64_t first = 0; first < outputs; first += kTileVectors * tile::kLanes<Vector>)
+        multiply<Mode, kTileVectors, kMaxRows>(job, inputs, weights + first * Mode::kDepth, start + first,
+                                               outputs - first, row, rows);
 }
 
 template <class Mode>

@@ -12,14 +12,22 @@ namespace linear {
 
 constexpr int64_t kPanel = 32;
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 using Vector = tile::f32x16;
 typedef uint32_t Words __attribute__((vector_size(64)));
-constexpr int kMaxRows = 12;  // with 2 vectors a row: 24 sums of 32 registers
+constexpr int kTileVectors = 2;
+constexpr int kMaxRows = 12;  // with kTileVectors a row: 24 sums of 32 registers
 constexpr int kMaxSums = 24;
+#elif defined(__aarch64__)
+using Vector = tile::f32x4;
+typedef uint32_t Words __attribute__((vector_size(16)));
+constexpr int kTileVectors = 4;
+constexpr int kMaxRows = tile::kMaxRows;
+constexpr int kMaxSums = 16;  // of a whole panel at once, beside its weights
 #else
 using Vector = tile::f32x8;
 typedef uint32_t Words __attribute__((vector_size(32)));
+constexpr int kTileVectors = 2;
 constexpr int kMaxRows = tile::kMaxRows;
 constexpr int kMaxSums = 8;  // of a whole panel at once, beside its weights
 #endif
@@ -53,7 +61,7 @@ struct Weights {
 template <int C>
 inline Weights<C> load(const float* from) {
     Weights<C> weights;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < C; ++c)
         weights.of[c] = tile::keep_in_register(tile::load<Vector>(from + c * tile::kLanes<Vector>));
     return weights;
@@ -62,11 +70,11 @@ inline Weights<C> load(const float* from) {
 // Of two neighbouring inputs the even or the odd one. Reads memory each time: AVX2 has no registers for both.
 template <int C, bool kOdd>
 inline Weights<C> load(const uint16_t* from) {
-#ifdef __x86_64__
+#if defined(__x86_64__) || defined(__aarch64__)
     asm volatile("" : "+r"(from));
 #endif
     Weights<C> weights;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
         const Words pairs = tile::load<Words>(from + 2 * c * tile::kLanes<Vector>);
         weights.of[c] = tile::keep_in_register(reinterpret_cast<Vector>(kOdd ? pairs & 0xffff0000u : pairs << 16));

@@ -46,12 +46,12 @@ struct Widened : Bfloat16 {
 };
 
 // bfloat16 weights and inputs, summed as VDPBF16PS does: of two neighbouring inputs the odd one first, then the even one,
-// each by a fused multiply-add to the nearest float, denormal numbers as zeros. Without that instruction, the same bits
-// by multiply-adds of floats.
+// each by a fused multiply-add to the nearest float, denormal numbers as zeros. BFMLALT and BFMLALB of AArch64 are these
+// multiply-adds. Without such instructions, the same bits by multiply-adds of floats.
 struct Rounded : Bfloat16 {
     static constexpr bool kFlushes = true;
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__)
     using Input = uint16_t;
 
     template <int M, int C>
@@ -66,6 +66,24 @@ struct Rounded : Bfloat16 {
             for (int c = 0; c < C; ++c)
                 sums.sum[m][c] = reinterpret_cast<Vector>(
                     _mm512_dpbf16_ps(reinterpret_cast<__m512>(sums.sum[m][c]), pair, numbers[c]));
+        }
+    }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    using Input = uint16_t;
+
+    template <int M, int C>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights) {
+        bfloat16x8_t numbers[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) numbers[c] = reinterpret_cast<bfloat16x8_t>(tile::load<Words>(weights + 8 * c));
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            const auto pair = reinterpret_cast<bfloat16x8_t>(Words{} + tile::load<uint32_t>(x + m * stride));
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) {
+                const auto odd = vbfmlaltq_f32(reinterpret_cast<float32x4_t>(sums.sum[m][c]), numbers[c], pair);
+                sums.sum[m][c] = reinterpret_cast<Vector>(vbfmlalbq_f32(odd, numbers[c], pair));
+            }
         }
     }
 #else

@@ -1,11 +1,17 @@
-// Computes products, norms, activations, attention and samples from fixed numbers and writes the results, a line each: a name, a
-// colon and the bits of every number. Equal texts on two machines mean equal bits. With the kernels compiled into one program.
-#include "kernels.cpp"
+// Computes products, norms, activations, attention, layers and samples from fixed numbers and writes the results, a line
+// each: a name, a colon and the bits of every number. Equal texts on two machines mean equal bits. With the argument
+// "features" it writes what Linux says the CPU has instead. Linked with the kernels of one level.
+#include <sys/auxv.h>
 
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <initializer_list>
+#include <list>
 #include <string>
+#include <vector>
+
+#include "functions.h"
 
 namespace {
 
@@ -65,6 +71,7 @@ void write(const std::string& name, const std::vector<float>& numbers) {
 
 }  // namespace
 
+#include "layers.h"
 #include "quantized.h"
 
 namespace {
@@ -122,7 +129,7 @@ void rows() {
         mm_rotate(out.data(), kSize, cos.data(), sin.data(), kRows, 4, 16, 16, adjacent);
         write("rotated", out);
     }
-    for (const int64_t activation : {0, 1, 2, 3}) {
+    for (int64_t activation = 0; activation < 8; ++activation) {
         out = x;
         mm_activation(out.data(), kRows, kSize, activation);
         write("activation", out);
@@ -141,7 +148,7 @@ void attention_of_sequence() {
     for (int64_t i = 0; i < kTokens; ++i) slots[i] = i;
     for (int64_t i = 0; i < kBlocks; ++i) table[i] = i;
     for (int64_t first = 0; first < kTokens; first += 10) tiles.insert(tiles.end(), {first, 10, first, 0});
-    for (const int format : {0, 1}) {
+    for (const int format : {0, 1, 2}) {
         std::vector<float> cache(kBlocks * 16 * 2 * kKvHeads * kDim), out(kTokens * kHeads * kDim);
         mm_attention(qkv.data(), qkv.data() + kHeads * kDim, slots.data(), cache.data(), format, table.data(), tiles.data(),
                      out.data(), kTokens, tiles.size() / 4, kWidth, kBlocks, kHeads, kKvHeads, kDim, 0, nullptr, 0.17f);
@@ -185,12 +192,15 @@ void samples() {
 
 }  // namespace
 
-int main() {
+int main(int count, char**) {
+    if (count > 1) return std::printf("%lu %lu\n", getauxval(AT_HWCAP), getauxval(AT_HWCAP2)) < 0;
     mm_set_threads(2);
     products();
     grouped_products();
     gguf_products();
     rows();
+    decoders();
+    feed_forward_blocks();
     attention_of_sequence();
     attention_of_pictures();
     samples();

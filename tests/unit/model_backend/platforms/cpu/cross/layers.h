@@ -1,0 +1,102 @@
+// Whole layers in one call: a decoder's and a vision tower's, from fixed numbers. Included by driver.cpp.
+#pragma once
+
+namespace {
+
+// Matrices and vectors of layers, kept until the end of this object.
+class Weights {
+public:
+    // form: as in mm_linear; 0, 2 or one of those of bfloat16.
+    Weights(Numbers& numbers, int64_t form) : numbers_(numbers), form_(form) {}
+
+    const float* vector(int64_t size) {
+        floats_.push_back(numbers_.floats(size));
+        return floats_.back().data();
+    }
+
+    linear::Matrix matrix(int64_t in, int64_t out) {
+        const float* bias = vector(out);
+        const int64_t panels = (out + linear::kPanel - 1) / linear::kPanel * linear::kPanel;
+        if (form_ == 0) return {vector(panels * in), bias, form_, in, out};
+        if (form_ == 2) {
+            bytes_.push_back(numbers_.groups(out / 16 * in / 32, 16, quantized::Int8::kNbytes));
+            return {bytes_.back().data(), bias, form_, in, out};
+        }
+        halves_.push_back(numbers_.bfloat16(panels * in, -2));
+        return {halves_.back().data(), bias, form_, in, out};
+    }
+
+private:
+    Numbers& numbers_;
+    const int64_t form_;
+    std::list<std::vector<float>> floats_;
+    std::list<std::vector<uint16_t>> halves_;
+    std::list<std::vector<uint8_t>> bytes_;
+};
+
+// A prompt of 19 tokens behind 5 that are in the cache, of which the last two and an earlier one get logits.
+void decoder_of(const char* name, int64_t form, int64_t cache) {
+    constexpr int64_t kRows = 19, kBefore = 5, kHidden = 64, kInner = 96, kHeads = 4, kKvHeads = 2, kDim = 16, kLayers = 2;
+    Numbers numbers(8);
+    Weights weights(numbers, form);
+    std::vector<decoder::Layer> layers;
+    for (const bool second : {false, true}) {
+        decoder::Layer layer{};
+        layer.attention_norm = weights.vector(kHidden);
+        layer.mlp_norm = weights.vector(kHidden);
+        if (second) {
+            layer.q_norm = weights.vector(kDim);
+            layer.k_norm = weights.vector(kDim);
+            layer.after_attention_norm = weights.vector(kHidden);
+            layer.after_mlp_norm = weights.vector(kHidden);
+            layer.query_rope = 1;
+            layer.window = 7;
+        }
+        layer.qkv = weights.matrix(kHidden, (kHeads + 2 * kKvHeads) * kDim);
+        layer.attention_out = weights.matrix(kHeads * kDim, kHidden);
+        layer.gate_up = weights.matrix(kHidden, 2 * kInner);
+        layer.down = weights.matrix(kInner, kHidden);
+        layers.push_back(layer);
+    }
+    const decoder::Shape shape{kLayers, kHidden, kHeads, kKvHeads, kDim, kDim, 0, 8, cache == 2 ? 4 : 0, cache, 1e-5f, 0.25f};
+    auto hidden = numbers.floats(kRows * kHidden, 1);
+    const auto cos = numbers.floats(2 * kRows * kDim / 2), sin = numbers.floats(2 * kRows * kDim / 2);
+    const auto added = numbers.floats(2 * kHidden);
+    constexpr int64_t kBlocks = 2, kLayerNumbers = kBlocks * 16 * 2 * kKvHeads * kDim;
+    std::vector<float> kv(kLayers * kLayerNumbers);  // as floats, or half of it as bfloat16
+    const std::vector<int64_t> table{1, 0}, tiles{0, 10, kBefore, 0, 10, 9, kBefore + 10, 0}, logits{3, 17, 18}, added_rows{2, 9};
+    std::vector<int64_t> slots;
+    for (int64_t i = kBefore; i < kBefore + kRows; ++i) slots.push_back(table[i / 16] * 16 + i % 16);
+    const decoder::Step step{hidden.data(), cos.data(), sin.data(), reinterpret_cast<char*>(kv.data()), slots.data(),
+                             table.data(), tiles.data(), logits.data(), kRows, 2, 3, kBlocks,
+                             kLayerNumbers * static_cast<int64_t>(sizeof(float)), nullptr, added.data(), added_rows.data(), 2, 1};
+    mm_decoder(layers.data(), &shape, &step);
+    hidden.resize(logits.size() * kHidden);
+    write(std::string("decoder, ") + name, hidden);
+    write(std::string("KV cache, ") + name, kv);
+}
+
+void decoders() {
+    decoder_of("float32", 0, 0);
+    decoder_of("bfloat16, widened", 1, 1);
+    decoder_of("bfloat16", 4, 2);
+    decoder_of("bfloat16, tiled", linear::kTiled, 2);
+    decoder_of("int8", 2, 0);
+}
+
+void feed_forward_blocks() {
+    constexpr int64_t kRows = 11, kSize = 64, kInner = 96;
+    Numbers numbers(9);
+    for (const int64_t form : {0, 4})
+        for (const int64_t gated : {0, 1}) {
+            Weights weights(numbers, form);
+            feed_forward::Block block{weights.vector(kSize), gated ? nullptr : weights.vector(kSize),
+                                      gated ? weights.vector(kSize) : nullptr, weights.matrix(kSize, (1 + gated) * kInner),
+                                      weights.matrix(kInner, kSize), form ? 6 : 2, gated, 1e-5f};
+            auto x = numbers.floats(kRows * kSize, 1);
+            mm_feed_forward(&block, x.data(), kRows);
+            write("feed-forward block", x);
+        }
+}
+
+}  // namespace
