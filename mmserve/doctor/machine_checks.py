@@ -31,6 +31,8 @@ _INSTRUCTION_SETS = (
     ("avx512f", "AVX-512"),
     ("avx2", "AVX2"),
     ("asimd", "NEON"),
+    ("bf16", "BF16"),
+    ("i8mm", "I8MM"),
 )
 """Flags of ``/proc/cpuinfo``, and how people call them."""
 _SAMPLES = 20_000

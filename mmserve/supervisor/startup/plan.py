@@ -28,7 +28,7 @@ _TEXT_ARENA_NBYTES = 1 << 20
 _DEFAULT_KV_NBYTES = GIB
 _DEFAULT_KV_SHARE = 4
 """Without --kv-cache-gb the ranks together take at most this part (a quarter) of the free memory."""
-_WITHOUT_BFLOAT16 = ("avx512", "avx2", "neon")
+_WITHOUT_BFLOAT16 = ("avx512", "avx2", "neon_bf16", "neon")
 """Kernels of these levels multiply bfloat16 no faster than float32."""
 _SPARE_KV_TOKENS = 31
 """Beyond one context: the rank's rounding to whole blocks must not leave less than the context."""

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from mmserve.model_backend.platforms.cpu.library import tile_permission
+from mmserve.model_backend.platforms.cpu.library import arm_features, tile_permission
 
 _AVX2 = frozenset({"avx", "avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -31,7 +31,7 @@ class Level(NamedTuple):
     options: tuple[str, ...]
     """Of the compiler."""
     needs: frozenset[str] = frozenset()
-    """Flags of ``/proc/cpuinfo``."""
+    """Flags, by the names of ``/proc/cpuinfo``."""
     tied_to_this_cpu: bool = False
     """Compiled for all flags that this CPU happens to have."""
 
@@ -42,7 +42,15 @@ _X86_64 = (
     Level("avx512", ("-march=x86-64-v4",), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
 )
-_AARCH64 = (Level("neon", ("-march=armv8-a",), frozenset({"fp", "asimd"})),)
+_NEON = frozenset({"fp", "asimd"})
+_NEON_BF16 = _NEON | {"crc32", "atomics", "asimdrdm", "bf16", "i8mm"}
+"""The second is Armv8.2 and two extensions."""
+_IN_ORDER = "-fno-schedule-insns"
+"""GCC would load early what it multiplies late, and keep sums in memory for want of registers."""
+_AARCH64 = (
+    Level("neon_bf16", ("-march=armv8.2-a+bf16+i8mm", _IN_ORDER), _NEON_BF16),
+    Level("neon", ("-march=armv8-a", _IN_ORDER), _NEON),
+)
 LEVELS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 """Of each machine, the fastest first."""
 NATIVE = Level("native", ("-march=native",), tied_to_this_cpu=True)
@@ -86,6 +94,8 @@ def cpu_model() -> str:
 
 
 def _flags() -> str:
+    if platform.machine() == "aarch64" and platform.system() == "Linux":
+        return " ".join(arm_features.found())
     return _field("flags|Features") or platform.processor()
 
 

@@ -108,7 +108,7 @@ struct Rounded : Bfloat16 {
 // M rows times C vectors of outputs. `weights` are those of the first output in its panel. Weights `ahead` numbers further
 // are fetched into the second-level cache.
 template <class Mode, int M, int C>
-inline Sums<M, C> sums_of(int64_t K, const typename Mode::Input* x, int64_t stride,
+[[gnu::always_inline]] inline Sums<M, C> sums_of(int64_t K, const typename Mode::Input* x, int64_t stride,
                           const typename Mode::Number* weights, int64_t ahead) {
     constexpr int64_t kLine = memory::kLine / sizeof(*weights);
     constexpr int64_t kWidth = C * tile::kLanes<Vector> * Mode::kDepth;
