@@ -211,7 +211,7 @@ def test_the_fastest_level_comes_first_and_every_cpu_has_one(monkeypatch: pytest
         monkeypatch.setattr("platform.machine", lambda: machine)
         return levels.of_this_cpu()
 
-    x86_64, (neon,) = levels.LEVELS["x86_64"], levels.LEVELS["aarch64"]
+    x86_64, (neon_bf16, neon) = levels.LEVELS["x86_64"], levels.LEVELS["aarch64"]
     every = " ".join(x86_64[0].needs)
     monkeypatch.setattr(tile_permission, "permitted", lambda: True)
     assert found(every) == list(x86_64)
@@ -220,6 +220,7 @@ def test_the_fastest_level_comes_first_and_every_cpu_has_one(monkeypatch: pytest
     assert [level.name for level in found(every.replace("avx512vl", ""))] == ["avx2"]
     assert found("sse2") == found("") == found(every, "aarch64") == found(every, "riscv64") == [levels.NATIVE]
     assert found("fp asimd bf16", "aarch64") == [neon]
+    assert found(" ".join(neon_bf16.needs), "aarch64") == [neon_bf16, neon]
     assert levels.key(x86_64[2]) != levels.key(x86_64[1])
     found(every)
     assert levels.of_this_cpu("avx512") == list(x86_64[2:])

@@ -47,7 +47,7 @@ struct Widened : Bfloat16 {
 
 // bfloat16 weights and inputs, summed as VDPBF16PS does: of two neighbouring inputs the odd one first, then the even one,
 // each by a fused multiply-add to the nearest float, denormal numbers as zeros. BFMLALT and BFMLALB of AArch64 are these
-// multiply-adds. Without such instructions, the same bits by multiply-adds of floats.
+// multiply-adds, but for a sum just below the smallest normal number (FlushDenormals). Without such instructions, the same bits by multiply-adds of floats.
 struct Rounded : Bfloat16 {
     static constexpr bool kFlushes = true;
 
@@ -58,7 +58,8 @@ struct Rounded : Bfloat16 {
     [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights) {
         __m512bh numbers[C];
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c) numbers[c] = reinterpret_cast<__m512bh>(tile::load<Words>(weights + 32 * c));
+        for (int c = 0; c < C; ++c)
+            numbers[c] = reinterpret_cast<__m512bh>(tile::keep_in_register(tile::load<Words>(weights + 32 * c)));
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             const auto pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(tile::load<int32_t>(x + m * stride)));
