@@ -66,8 +66,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         KernelLevel,
         _field(
             "model",
-            "fastest instruction set that a CPU computes with; auto: the best it has; with all but amx and avx512_bf16, "
-            "--dtype auto is float32; all give the same numbers, but amx other ones in bfloat16",
+            "fastest instruction set that a CPU computes with; auto: the best it has; with all but amx and "
+            "avx512_bf16, --dtype auto is float32; all give the same numbers, but amx other ones in bfloat16",
         ),
     ] = "auto"
     kernel_ways: Annotated[
