@@ -1,6 +1,6 @@
 """Random steps for attention backends, with what they must compute in float64.
 
-Everything that a backend must not read is NaN: unused blocks, the rest of each last block, and the result beforehand.
+Everything that a backend must not read is NaN, unless a test says otherwise: unused blocks, the rest of last blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Problem:
 
     @property
     def spec(self) -> AttentionSpec:
-        return AttentionSpec(self.group * self.kv_heads, self.kv_heads, self.dim, self.masks)
+        heads = self.group * self.kv_heads
+        return AttentionSpec(heads, self.kv_heads, self.dim, self.masks, soft_cap=self.soft_cap)
 
     @property
     def limits(self) -> StepLimits:
@@ -48,8 +49,9 @@ class Problem:
 class Step:
     """A problem with numbers. Those of a sequence depend on its place in the step alone, not on the other chunks."""
 
-    def __init__(self, problem: Problem, device: str = "cpu") -> None:
-        self.problem, self._device = problem, torch.device(device)
+    def __init__(self, problem: Problem, device: str = "cpu", *, stale: float = torch.nan) -> None:
+        """``stale``: what stands in the cache where nothing was stored."""
+        self.problem, self._device, self._stale = problem, torch.device(device), stale
         ends = [start + count for start, count in problem.chunks]
         heads = (problem.group + 2) * problem.kv_heads
         self._sequences = [
@@ -117,7 +119,7 @@ class Step:
         """With the K and V of all tokens before the step."""
         problem, step = self.problem, self.input
         shape = backend.kv_shape(problem.num_blocks or int(step.block_tables.max()) + 1, problem.block_tokens)
-        cache = torch.full(shape, torch.nan).to(problem.kv_dtype or problem.dtype)
+        cache = torch.full(shape, self._stale).to(problem.kv_dtype or problem.dtype)
         tokens = cache.view(-1, 2, problem.kv_heads, problem.dim)
         for slot, (made, (start, _)) in enumerate(zip(self._sequences, problem.chunks, strict=True)):
             before = np.arange(max(start, 0))

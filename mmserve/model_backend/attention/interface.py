@@ -45,6 +45,8 @@ class AttentionSpec(NamedTuple):
     """The distinct ones."""
     attention_scale: float | None = None
     """See ``TextSpec.attention_scale``."""
+    soft_cap: float | None = None
+    """Scores s become c * tanh(s / c). No family here has it yet."""
 
     @classmethod
     def of(cls, text: TextSpec, tp: TpGroup) -> AttentionSpec:

@@ -7,7 +7,7 @@ neither K nor V: the query heads of a group become query rows (decode) or share 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from mmserve.messages.step import BlockCopy
 from mmserve.model_backend.attention.interface import CAUSAL, AttentionInput, AttentionSpec, Int64s, Mask, StepLimits
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
 
+_Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 _SMALL_TABLE_BLOCKS = 16
 """Rows with a context of at most so many blocks share one group: a group of their own costs more than padding."""
 
@@ -83,13 +84,23 @@ class SdpaAttention:
         kv.nan_to_num_(0.0, 0.0, 0.0)
         tokens, stored = layer_kv.flatten(0, 1), kv.to(layer_kv.dtype)
         tokens.index_copy_(0, metadata.slot_mapping, stored)
-        out, scale = torch.empty_like(q), self._spec.scale
+        out, attend = torch.empty_like(q), self._attend
         for group in metadata.decodes:
-            out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[mask], scale)
+            out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[mask], attend)
         for chunk in metadata.chunks:
             context = stored[chunk.rows] if chunk.context is None else tokens.index_select(0, chunk.context)
-            out[chunk.rows] = _prefill(q[chunk.rows], context.to(q.dtype), chunk.masks.get(mask), scale)
+            out[chunk.rows] = _prefill(q[chunk.rows], context.to(q.dtype), chunk.masks.get(mask), attend)
         return out
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Causal without a mask."""
+        scale, cap = self._spec.scale, self._spec.soft_cap
+        if cap is None:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
+        scores = cap * torch.tanh(q.float() @ k.float().mT * (scale / cap))
+        if mask is None:
+            mask = torch.full(scores.shape[-2:], float("-inf"), device=q.device).triu_(1)
+        return (scores + mask).softmax(-1).to(v.dtype) @ v
 
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
         copy_leading_tokens(kv_cache, copies)
@@ -157,22 +168,20 @@ class SdpaMetadataBuilder:
 
 
 def _decode(
-    q: torch.Tensor, layer_kv: torch.Tensor, blocks: torch.Tensor, mask: torch.Tensor, scale: float
+    q: torch.Tensor, layer_kv: torch.Tensor, blocks: torch.Tensor, mask: torch.Tensor, attend: _Attend
 ) -> torch.Tensor:
     n, heads, dim = q.shape
     kv_heads = layer_kv.shape[3]
     pages = layer_kv.index_select(0, blocks).to(q.dtype)
     k, v = pages.view(n, -1, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)  # each [n, kv_heads, tokens, dim]
     rows = q.reshape(n, kv_heads, heads // kv_heads, dim)
-    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale).reshape(n, heads, dim)
+    return attend(rows, k, v, mask).reshape(n, heads, dim)
 
 
-def _prefill(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """Causal without a mask."""
+def _prefill(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None, attend: _Attend) -> torch.Tensor:
     n, heads, dim = q.shape
     kv_heads = kv.shape[2]
     group = heads // kv_heads
     k, v = kv.permute(1, 2, 0, 3)[:, None].expand(2, group, kv_heads, -1, dim)
     rows = q.view(n, kv_heads, group, dim).permute(2, 1, 0, 3)  # [group, kv_heads, n, dim]
-    attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
-    return attended.permute(2, 1, 0, 3).reshape(n, heads, dim)
+    return attend(rows, k, v, mask).permute(2, 1, 0, 3).reshape(n, heads, dim)

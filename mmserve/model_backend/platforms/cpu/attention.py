@@ -56,7 +56,7 @@ class PagedCpuAttention:
     @staticmethod
     def supports(spec: AttentionSpec, kv_dtype: torch.dtype) -> bool:
         """True if the kernel can compute these heads with such a cache."""
-        if kv_dtype not in (torch.float32, torch.bfloat16):
+        if kv_dtype not in (torch.float32, torch.bfloat16) or spec.soft_cap is not None:
             return False
         return spec.head_dim % _HEAD_DIM_STEP == 0 and spec.group_size <= _MAX_TILE_ROWS
 

@@ -39,11 +39,12 @@ class Case(NamedTuple):
     dim: int
     window: int | None = None
     whole_images: bool = False
+    soft_cap: float | None = None
 
     @property
     def spec(self) -> AttentionSpec:
         mask = Mask(self.window, self.whole_images)
-        return AttentionSpec(self.group * self.kv_heads, self.kv_heads, self.dim, (mask,))
+        return AttentionSpec(self.group * self.kv_heads, self.kv_heads, self.dim, (mask,), soft_cap=self.soft_cap)
 
     @property
     def torch_dtype(self) -> torch.dtype:

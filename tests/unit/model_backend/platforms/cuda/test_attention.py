@@ -34,6 +34,7 @@ def attention(problem: Problem, num_programs: int = 3) -> TritonAttention:
         Problem(CHUNKS, group=7, dim=48, dtype=torch.float16),
         Problem(CHUNKS, dim=80, dtype=torch.bfloat16, block_tokens=32),
         Problem(((40, 1), (0, 9)), group=16, kv_heads=1),
+        Problem(CHUNKS, group=2, masks=(Mask(20),), soft_cap=0.7),
     ],
     ids=str,
 )

@@ -18,7 +18,7 @@ from tests.unit.model_backend.platforms.cuda.compiled import ENCODER, SHARED_BYT
 
 HOPPER = 90
 LLAMA = Case("bfloat16", 4, 8, 128)
-WIDE = Case("bfloat16", 2, 4, 256, 1024, True)
+WIDE = Case("bfloat16", 2, 4, 256, 1024, True, 50.0)
 
 
 def kernels(*cases: Sequence[Any]) -> list[dict[str, dict[str, Any]]]:
