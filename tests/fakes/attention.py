@@ -35,6 +35,8 @@ class Problem:
     num_blocks: int | None = None
     """Of the cache; None: as many as are used."""
     soft_cap: float | None = None
+    length: int | None = None
+    """That numbers of a sequence are drawn for, which all depend on it; None: to the end of its chunk."""
 
     @property
     def spec(self) -> AttentionSpec:
@@ -55,7 +57,9 @@ class Step:
         ends = [start + count for start, count in problem.chunks]
         heads = (problem.group + 2) * problem.kv_heads
         self._sequences = [
-            torch.randn(end, heads, problem.dim, generator=torch.Generator().manual_seed(slot)).to(problem.dtype)
+            torch.randn(problem.length or end, heads, problem.dim, generator=torch.Generator().manual_seed(slot))[
+                :end
+            ].to(problem.dtype)
             for slot, end in enumerate(ends)
         ]
         self.input = self._input(ends)

@@ -20,7 +20,7 @@ pytestmark = [
         not torch.cuda.is_available(), reason="needs a CUDA device; on a CPU: unit/model_backend/platforms/cuda"
     ),
 ]
-CHUNKS = ((700, 1), (256, 1), (255, 1), (0, 1), (-1, 1), (300, 200), (0, 17), (1000, 90))
+CHUNKS = ((700, 1), (256, 1), (255, 1), (0, 1), (-1, 1), (300, 200), (0, 17), (510, 9), (1000, 90))
 
 
 def attention(problem: Problem):  # type: ignore[no-untyped-def]
@@ -31,7 +31,7 @@ def attention(problem: Problem):  # type: ignore[no-untyped-def]
 
     gpu = Gpu.of(torch.device("cuda", 0))
     tiling = tiling_of(problem.spec, problem.dtype, gpu.shared_bytes)
-    return TritonAttention(problem.spec, gpu.device, tiling, gpu.processors * tiling.decode_programs)
+    return TritonAttention(problem.spec, gpu.device, tiling, gpu.processors * tiling.split_programs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
@@ -51,6 +51,14 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
     expected = Step(together, "cuda").run(attention(together))
     first = replace(together, chunks=together.chunks[:1])
     assert torch.equal(Step(first, "cuda").run(attention(first)), expected[:1])
+
+
+def test_a_row_of_a_draft_has_the_same_bits_as_alone() -> None:
+    draft = Problem(((508, 9),), group=4, kv_heads=2, dim=128, dtype=torch.bfloat16)
+    expected = Step(draft, "cuda").run(attention(draft))
+    for index in (0, 3, 4, 8):
+        row = replace(draft, chunks=((508 + index, 1),), length=517)
+        assert torch.equal(Step(row, "cuda").run(attention(row))[0], expected[index])
 
 
 def test_a_captured_graph_computes_other_lengths() -> None:

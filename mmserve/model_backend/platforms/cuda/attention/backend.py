@@ -13,8 +13,8 @@ from mmserve.model_backend.attention.interface import CAUSAL, AttentionSpec, Mas
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
 from mmserve.model_backend.platforms.cuda.attention.metadata import TritonMetadata, TritonMetadataBuilder
 from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, padded
-from mmserve.model_backend.platforms.cuda.kernels.paged_decode import decode_splits, merge_splits
 from mmserve.model_backend.platforms.cuda.kernels.paged_prefill import prefill_tiles
+from mmserve.model_backend.platforms.cuda.kernels.paged_splits import attend_splits, merge_splits
 from mmserve.model_backend.platforms.cuda.kernels.store_kv import store_kv
 
 _LOG2_E = math.log2(math.e)
@@ -24,14 +24,14 @@ _MAX_GROUP, _MAX_DIM = 64, 256
 class TritonAttention:
     """See ``attention.interface.AttentionBackend``.
 
-    A row's result depends on its own sequence alone, to the bit, and on whether its chunk is that row alone (decode) or
-    has more (prefill), which add up in different orders.
-    ``num_programs``: of a decode kernel, whatever the step.
+    A row's result depends on its own sequence alone, to the bit, and on whether its chunk is short or not
+    (``AttentionTiling.short_tokens``): the two kernels add up in different orders. ``num_programs``: of those for short
+    chunks, whatever the step.
     """
 
     block_sizes: Sequence[int] = (16, 32, 64, 128)
     supports_graphs = True
-    """Of steps of decode rows alone, until a buffer moves (``StepRecord``)."""
+    """Of steps of short chunks alone, until a buffer moves (``StepRecord``)."""
 
     def __init__(self, spec: AttentionSpec, device: torch.device, tiling: AttentionTiling, num_programs: int) -> None:
         self._spec, self._device, self._tiling, self._num_programs = spec, device, tiling, num_programs
@@ -65,17 +65,17 @@ class TritonAttention:
         width = kv[0].numel()
         store_kv[(len(kv),)](kv, metadata.record, layer_kv, kv.stride(0), WIDTH=width, PADDED_WIDTH=padded(width))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if metadata.num_decodes:
-            self._decode(q, layer_kv, metadata, mask, out)
+        if metadata.has_splits:
+            self._attend_in_splits(q, layer_kv, metadata, mask, out)
         if metadata.num_tiles:
             self._prefill(q, layer_kv, metadata, mask, out)
         return out
 
-    def _decode(
+    def _attend_in_splits(
         self, q: torch.Tensor, layer_kv: torch.Tensor, metadata: TritonMetadata, mask: Mask, out: torch.Tensor
     ) -> None:
-        sizes, partials, items = self._tiling.decode, metadata.partials, metadata.works[mask.window]
-        decode_splits[(self._num_programs,)](
+        sizes, partials, items = self._tiling.splits, metadata.partials, metadata.works[mask.window]
+        attend_splits[(self._num_programs,)](
             q,
             layer_kv,
             metadata.record,

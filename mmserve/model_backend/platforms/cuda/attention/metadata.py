@@ -14,8 +14,10 @@ from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTilin
 from mmserve.model_backend.platforms.cuda.attention.work import (
     Int32s,
     block_tables,
-    decode_work,
     prefill_tiles,
+    row_tiles,
+    short_chunks,
+    split_work,
 )
 
 _FIRST_RECORD_INTS = 1 << 16
@@ -44,12 +46,12 @@ class TritonMetadata:
     """One step."""
 
     record: torch.Tensor
-    num_decodes: int
+    has_splits: bool
     num_tiles: int
     """Of prefill."""
     has_image_ends: bool
     works: Mapping[int | None, int]
-    """Window -> index of the section with its decode items; their merges are in the next one."""
+    """Window -> index of the section with its items of splits; their merges are in the next one."""
     partials: Partials
 
 
@@ -57,28 +59,32 @@ class TritonMetadataBuilder:
     """Owns the record on the device, which every step overwrites."""
 
     def __init__(self, limits: StepLimits, spec: AttentionSpec, tiling: AttentionTiling, device: torch.device) -> None:
-        self._block_tokens, self._split_tokens = limits.block_tokens, tiling.split_tokens
-        self._tile_tokens = tiling.prefill.rows // spec.group_size
+        self._block_tokens, self._tiling, self._group = limits.block_tokens, tiling, spec.group_size
         self._windows = tuple(dict.fromkeys(mask.window for mask in spec.masks))
         self._record = StepRecord(device, max(_FIRST_RECORD_INTS, 2 * limits.max_tokens))
         self._partials = Partials(spec.num_heads, spec.head_dim, device)
 
     def build(self, step: AttentionInput) -> TritonMetadata:
-        num_decodes = step.num_decodes
-        lengths = step.starts[:num_decodes] + 1
         ids, tables = block_tables(step, self._block_tokens)
-        tiles = prefill_tiles(step, tables, self._tile_tokens)
-        has_image_ends = step.image_ends is not None
+        short = short_chunks(step, self._tiling.short_tokens)
+        short_tiles = row_tiles(step, tables, short, self._tiling.splits.rows // self._group)
+        long_tiles = row_tiles(step, tables, ~short, self._tiling.prefill.rows // self._group)
         image_ends = np.empty(0) if step.image_ends is None else step.image_ends
-        sections = [_ints(step.slot_mapping), _ints(lengths), ids, _ints(image_ends), tiles]
+        sections = [_ints(step.slot_mapping), ids, _ints(image_ends), prefill_tiles(step, long_tiles)]
         works = {}
         for window in self._windows:
-            work = decode_work(lengths, tables, self._block_tokens, self._split_tokens, window)
+            work = split_work(short_tiles, self._block_tokens, self._tiling.split_tokens, window)
             works[window] = len(sections)
             sections += [work.items, work.merges]
             self._partials.reserve(work.num_places)
-        record = self._record.write(sections)
-        return TritonMetadata(record, num_decodes, len(tiles), has_image_ends, works, self._partials)
+        return TritonMetadata(
+            record=self._record.write(sections),
+            has_splits=len(short_tiles) > 0,
+            num_tiles=len(long_tiles),
+            has_image_ends=step.image_ends is not None,
+            works=works,
+            partials=self._partials,
+        )
 
 
 def _ints(values: np.ndarray) -> Int32s:

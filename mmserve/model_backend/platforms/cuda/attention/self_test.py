@@ -40,7 +40,7 @@ def checked_attention(
     if not TritonAttention.supports(spec):
         return f"the kernels cannot compute heads of {spec.head_dim} numbers, {spec.group_size} queries to a key"
     sizes = tiling_of(spec, dtype, shared_bytes)
-    attention = TritonAttention(spec, device, sizes, processors * sizes.decode_programs)
+    attention = TritonAttention(spec, device, sizes, processors * sizes.split_programs)
     reference = SdpaAttention(spec, dtype, device)
     return _problem(lambda: _difference(attention, reference, spec, dtype, device), dtype) or attention
 

@@ -33,17 +33,19 @@ class Tiling(NamedTuple):
 class AttentionTiling(NamedTuple):
     """Of all kernels. Numbers of tokens are powers of two, those of splits and segments at least a block's."""
 
-    decode: Tiling
+    splits: Tiling
     prefill: Tiling
+    short_tokens: int = 16
+    """Chunks of at most so many tokens are computed in splits: decode rows, drafts, ends of prompts."""
     split_tokens: int = 256
-    """See ``kernels.paged_decode``. Results depend on it in their last bits, so it is the same for all steps."""
+    """See ``kernels.paged_splits``. Results depend on it in their last bits, so it is the same for all steps."""
     segment_tokens: int = 1024
     """See ``kernels.paged_prefill``."""
 
     @property
-    def decode_programs(self) -> int:
+    def split_programs(self) -> int:
         """Of each multiprocessor: as many as fit it together."""
-        return 3 if self.decode.tokens == 64 else 2
+        return 3 if self.splits.tokens == 64 else 2
 
 
 def padded(size: int) -> int:
@@ -57,10 +59,10 @@ def tiling_of(spec: AttentionSpec, dtype: torch.dtype, shared_bytes: int) -> Att
     if dtype is torch.float32:
         rows = max(32, padded(spec.group_size))
         return AttentionTiling(Tiling(heads, 16, 4, 2), Tiling(rows, 32, 8 if wide or rows > 32 else 4, 1))
-    decode = Tiling(heads, 32 if wide else 64, 4, 3)
+    splits = Tiling(heads, 32 if wide else 64, 4, 3)
     if shared_bytes >= _HOPPER_SHARED_BYTES:
-        return AttentionTiling(decode, Tiling(128, 32 if wide else 64, 8, 3))
-    return AttentionTiling(decode, Tiling(64, 32, 8, 2) if wide else Tiling(64, 32, 4, 3))
+        return AttentionTiling(splits, Tiling(128, 32 if wide else 64, 8, 3))
+    return AttentionTiling(splits, Tiling(64, 32, 8, 2) if wide else Tiling(64, 32, 4, 3))
 
 
 def encoder_tiling(dtype: torch.dtype) -> Tiling:

@@ -1,10 +1,11 @@
-"""What the attention kernels of one step compute, as arrays of integers: decode items, merges and prefill tiles.
+"""What the attention kernels of one step compute, as arrays of integers: items of splits, merges and prefill tiles.
 
 They depend on lengths alone, which the host knows before any token is sampled. Pure numpy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +13,15 @@ import numpy.typing as npt
 
 from mmserve.model_backend.attention.interface import AttentionInput, Int64s
 
+Bools = npt.NDArray[np.bool_]
 Int32s = npt.NDArray[np.int32]
 
 
-class DecodeWork(NamedTuple):
-    """See ``kernels.paged_decode``. Without a row it is empty."""
+class SplitWork(NamedTuple):
+    """See ``kernels.paged_splits``."""
 
     items: Int32s
-    """[n, 4]."""
+    """[n, 7]."""
     merges: Int32s
     """[m, 3]."""
     num_places: int
@@ -40,46 +42,75 @@ def block_tables(step: AttentionInput, block_tokens: int) -> tuple[Int32s, Int64
     return ids, firsts
 
 
-def decode_work(
-    lengths: Int64s, tables: Int64s, block_tokens: int, split_tokens: int, window: int | None = None
-) -> DecodeWork:
-    """lengths: tokens of each row's sequence with the row's own; 0 gives a row of zeros. tables: see ``block_tables``.
+def short_chunks(step: AttentionInput, short_tokens: int) -> Bools:
+    """Of each chunk, if it is computed in splits: it has few rows, and none attends to rows behind it."""
+    short: Bools = step.counts <= short_tokens
+    if step.image_ends is not None:
+        positions = np.arange(len(step.image_ends)) + np.repeat(step.starts - _first_rows(step), step.counts)
+        reads_ahead = np.add.reduceat(step.image_ends > positions + 1, _first_rows(step)) > 0
+        short &= ~reads_ahead
+    return short
 
-    With a window, splits that lie before it are left out.
+
+def row_tiles(step: AttentionInput, tables: Int64s, chosen: Bools, tile_tokens: int) -> Int64s:
+    """[n, 4]: the rows of the chosen chunks, up to ``tile_tokens`` of one chunk together.
+
+    First row, number of rows, position of the first, and where the sequence's block ids begin (``block_tables``).
     """
-    ends = np.maximum(1, -(-lengths // split_tokens))
-    begins = np.zeros_like(ends) if window is None else np.maximum(0, lengths - window) // split_tokens
-    counts = ends - begins
-    row = np.repeat(np.arange(len(lengths)), counts)
-    before = counts.cumsum() - counts
-    split = np.arange(len(row)) - before[row] + begins[row]
-    several = counts > 1
-    places = np.where(several, counts, 0).cumsum() - np.where(several, counts, 0)
-    items = np.empty((len(row), 4), dtype=np.int32)
-    items[:, 0] = row
-    items[:, 1] = split * split_tokens
-    items[:, 2] = tables[row] + split * (split_tokens // block_tokens)
-    items[:, 3] = np.where(several[row], places[row] + split - begins[row], -1)
-    merges = np.stack((np.flatnonzero(several), places[several], counts[several]), axis=1).astype(np.int32)
-    return DecodeWork(items, merges, int(counts[several].sum()))
-
-
-def prefill_tiles(step: AttentionInput, tables: Int64s, tile_tokens: int) -> Int32s:
-    """[n, 6], see ``kernels.paged_prefill``: of the chunks behind the decode rows, those that read most first."""
-    first_chunk = step.num_decodes
-    starts, counts = step.starts[first_chunk:], step.counts[first_chunk:]
+    counts = step.counts[chosen]
     num_tiles = -(-counts // tile_tokens)
     chunk = np.repeat(np.arange(len(counts)), num_tiles)
     skipped = (np.arange(len(chunk)) - (num_tiles.cumsum() - num_tiles)[chunk]) * tile_tokens
-    first_rows = first_chunk + counts.cumsum() - counts
-    tiles = np.empty((len(chunk), 6), dtype=np.int32)
-    tiles[:, 0] = first_rows[chunk] + skipped
-    tiles[:, 1] = np.minimum(tile_tokens, counts[chunk] - skipped)
-    tiles[:, 2] = starts[chunk] + skipped
-    tiles[:, 3] = tables[first_chunk:][chunk]
-    tiles[:, 4] = tiles[:, 2] + tiles[:, 1]
-    tiles[:, 5] = tiles[:, 4]
-    if step.image_ends is not None and len(tiles):
-        # An image ends within its chunk. Ends ascend in a sequence, so the last row of a tile has the last one.
-        tiles[:, 5] = step.image_ends[tiles[:, 0] + tiles[:, 1] - 1]
-    return tiles[np.argsort(-tiles[:, 5], kind="stable")]
+    columns = (
+        _first_rows(step)[chosen][chunk] + skipped,
+        np.minimum(tile_tokens, counts[chunk] - skipped),
+        step.starts[chosen][chunk] + skipped,
+        tables[chosen][chunk],
+    )
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def split_work(tiles: Int64s, block_tokens: int, split_tokens: int, window: int | None = None) -> SplitWork:
+    """Of ``row_tiles``. A row at position -1 sees nothing, and its result is 0.
+
+    With a window, splits that lie before it are left out.
+    """
+    rows, counts, positions, tables = tiles.T
+    ends = np.maximum(1, -(-(positions + counts) // split_tokens))
+    begins = np.zeros_like(ends) if window is None else np.maximum(0, positions + 1 - window) // split_tokens
+    splits = ends - begins
+    num_places = np.where(splits > 1, splits * counts, 0)
+    places = num_places.cumsum() - num_places
+    tile = np.repeat(np.arange(len(tiles)), splits)
+    split = np.arange(len(tile)) - (splits.cumsum() - splits)[tile]
+    first = (begins[tile] + split) * split_tokens
+    items = (
+        rows[tile],
+        counts[tile],
+        positions[tile],
+        first,
+        tables[tile] + first // block_tokens,
+        np.where(splits[tile] > 1, places[tile] + split, -1),
+        splits[tile],
+    )
+    merged = np.repeat(np.arange(len(tiles)), np.where(splits > 1, counts, 0))
+    token = np.arange(len(merged)) - np.searchsorted(merged, merged)
+    merges = (rows[merged] + token, places[merged] + token * splits[merged], splits[merged])
+    return SplitWork(_columns(items), _columns(merges), int(num_places.sum()))
+
+
+def prefill_tiles(step: AttentionInput, tiles: Int64s) -> Int32s:
+    """[n, 6], see ``kernels.paged_prefill``: of ``row_tiles``, those that read most first."""
+    ends = tiles[:, 2] + tiles[:, 1]
+    # An image ends within its chunk. Ends ascend in a sequence, so the last row of a tile has the last one.
+    image_ends = ends if step.image_ends is None else step.image_ends[tiles[:, 0] + tiles[:, 1] - 1]
+    return _columns((*tiles.T, ends, image_ends))[np.argsort(-image_ends, kind="stable")]
+
+
+def _first_rows(step: AttentionInput) -> Int64s:
+    first_rows: Int64s = step.counts.cumsum() - step.counts
+    return first_rows
+
+
+def _columns(columns: Sequence[Int64s]) -> Int32s:
+    return np.stack(columns, axis=1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Attention of consecutive tokens of a sequence (a chunk, a draft) over the paged KV cache.
+"""Attention of many consecutive tokens of a sequence over the paged KV cache.
 
 A program computes a tile of rows: some tokens, each with all query heads of one key head, so that the group reads keys
 once. Keys are read in tiles that begin at multiples of their size, so a row's bits do not depend on its chunk.
@@ -39,7 +39,7 @@ def prefill_tiles(
     UPCAST: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """q, layer_kv: as in ``decode_splits``. Programs: (tiles, KV_HEADS). A tile has ROWS // GROUP tokens at most.
+    """q, layer_kv: as in ``paged_splits``. Programs: (tiles, KV_HEADS). A tile has ROWS // GROUP tokens at most.
 
     TILES has six numbers for each tile: first row, number of tokens, position of the first, index in BLOCKS of the
     sequence's first block id, and the position after the last key that a row of it sees, without and with whole images.

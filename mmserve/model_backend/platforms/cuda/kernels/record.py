@@ -11,16 +11,14 @@ import triton.language as tl
 
 SLOTS = tl.constexpr(0)
 """Of each row, where its K and V are stored: block * tokens per block + offset."""
-LENGTHS = tl.constexpr(1)
-"""Of each decode row's sequence, the row's token included."""
-BLOCKS = tl.constexpr(2)
+BLOCKS = tl.constexpr(1)
 """Block ids of all sequences, one behind the other."""
-IMAGE_ENDS = tl.constexpr(3)
+IMAGE_ENDS = tl.constexpr(2)
 """``AttentionInput.image_ends``, or nothing."""
-TILES = tl.constexpr(4)
+TILES = tl.constexpr(3)
 """Of prefill: ``paged_prefill``."""
-FIRST_WORK = tl.constexpr(5)
-"""From here on, for each distinct window: items and merges of decode (``paged_decode``)."""
+FIRST_WORK = tl.constexpr(4)
+"""From here on, for each distinct window: items and merges of ``paged_splits``."""
 
 
 @triton.jit

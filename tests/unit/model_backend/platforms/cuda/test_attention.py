@@ -14,7 +14,7 @@ from tests.fakes.attention import TOLERANCES, Problem, Step
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 pytestmark = needs_interpreter
-TILING = AttentionTiling(Tiling(16, 16, 4, 1), Tiling(32, 16, 4, 1), split_tokens=32, segment_tokens=32)
+TILING = AttentionTiling(Tiling(16, 16, 4, 1), Tiling(32, 16, 4, 1), short_tokens=5, split_tokens=32, segment_tokens=32)
 """Sizes so small that short sequences have several of everything."""
 DECODES = ((69, 1), (32, 1), (31, 1), (0, 1), (-1, 1))
 CHUNKS = ((33, 1), (0, 17), (40, 21))
@@ -28,10 +28,10 @@ def attention(problem: Problem, num_programs: int = 3) -> TritonAttention:
 @pytest.mark.parametrize(
     "problem",
     [
-        Problem((*DECODES, (40, 3)), kv_heads=2),
+        Problem((*DECODES, (62, 5), (0, 3)), kv_heads=2),
         Problem(CHUNKS, group=3, kv_heads=2),
         Problem(DECODES, group=4, dim=64, dtype=torch.bfloat16),
-        Problem(CHUNKS, group=7, dim=48, dtype=torch.float16),
+        Problem((*CHUNKS, (30, 5)), group=7, dim=48, dtype=torch.float16),
         Problem(CHUNKS, dim=80, dtype=torch.bfloat16, block_tokens=32),
         Problem(((40, 1), (0, 9)), group=16, kv_heads=1),
         Problem(CHUNKS, group=2, masks=(Mask(20),), soft_cap=0.7),
@@ -45,7 +45,7 @@ def test_results_are_those_of_float64(problem: Problem) -> None:
 
 @pytest.mark.parametrize("window", [1, 16, 40])
 def test_a_window_and_no_window_in_one_model(window: int) -> None:
-    problem = Problem((*DECODES[:2], (30, 34)), group=2, masks=(Mask(), Mask(window)))
+    problem = Problem((*DECODES[:2], (30, 34), (62, 5)), group=2, masks=(Mask(), Mask(window)))
     step, backend = Step(problem), attention(problem)
     metadata = backend.builder(problem.limits).build(step.input)
     for mask in problem.masks:
@@ -71,12 +71,21 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_and_with_any_number_of_pro
 
 
 @pytest.mark.parametrize("window", [None, 20])
-def test_a_row_has_the_same_bits_whatever_its_chunk(window: int | None) -> None:
+def test_a_row_of_a_prompt_has_the_same_bits_whatever_its_chunk(window: int | None) -> None:
     whole = Problem(((0, 45),), group=2, masks=(Mask(window),))
     expected = Step(whole).run(attention(whole))
     for start in (7, 32):
         part = replace(whole, chunks=((start, 45 - start),))
         assert torch.equal(Step(part).run(attention(part)), expected[start:])
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_row_of_a_draft_has_the_same_bits_as_alone(window: int | None) -> None:
+    draft = Problem(((62, 5),), group=7, masks=(Mask(window),))
+    expected = Step(draft).run(attention(draft))
+    for index, position in enumerate(range(62, 67)):
+        row = replace(draft, chunks=((position, 1),), length=67)
+        assert torch.equal(Step(row).run(attention(row))[0], expected[index])
 
 
 def test_a_step_that_needs_more_room_than_any_before() -> None:

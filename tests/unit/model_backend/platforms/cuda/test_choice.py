@@ -78,7 +78,7 @@ def no_compiler(*args: Any) -> None:
     ("mistake", "message"),
     [(lambda *args: None, "results differ by"), (no_compiler, r"RuntimeError: Failed to .*\.\)")],
 )
-@pytest.mark.parametrize("part", ["_decode", "_prefill"])
+@pytest.mark.parametrize("part", ["_attend_in_splits", "_prefill"])
 def test_kernels_that_fail_their_test_are_not_used(
     part: str, mistake: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

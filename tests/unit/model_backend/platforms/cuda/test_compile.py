@@ -39,17 +39,17 @@ def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
     assert tower["encoder_tiles"]["wgmma"]
     assert tower["encoder_tiles"]["copies_ahead"]
     for model, case in zip((LLAMA, WIDE), cases, strict=True):
-        assert set(case) == {"store_kv", "decode_splits", "merge_splits", "prefill_tiles"}
+        assert set(case) == {"store_kv", "attend_splits", "merge_splits", "prefill_tiles"}
         for kernel in case.values():
             assert kernel["spilled_bytes"] == 0
             assert kernel["shared_bytes"] <= SHARED_BYTES[HOPPER]
-        decode, prefill = case["decode_splits"], case["prefill_tiles"]
+        splits, prefill = case["attend_splits"], case["prefill_tiles"]
         assert prefill["wgmma"]
-        for kernel in (decode, prefill):
+        for kernel in (splits, prefill):
             assert kernel["copies_ahead"]
             assert kernel["wide_copies"]
             assert not kernel["other_copies"]
         # Together on a processor with 64 Ki registers and 228 KiB, of which each program takes 1 KiB more.
-        programs = tiling_of(model.spec, model.torch_dtype, SHARED_BYTES[HOPPER]).decode_programs
-        assert programs * decode["registers"] * 32 * decode["warps"] <= 1 << 16
-        assert programs * (decode["shared_bytes"] + 1024) <= 228 * 1024
+        programs = tiling_of(model.spec, model.torch_dtype, SHARED_BYTES[HOPPER]).split_programs
+        assert programs * splits["registers"] * 32 * splits["warps"] <= 1 << 16
+        assert programs * (splits["shared_bytes"] + 1024) <= 228 * 1024

@@ -1,9 +1,10 @@
-"""Attention of one new token of each sequence over the paged KV cache, in splits of a fixed number of tokens.
+"""Attention of a few new tokens of each sequence over the paged KV cache, in splits of a fixed number of tokens.
 
-``decode_splits`` computes (sequence, split) items, ``merge_splits`` adds up the splits of sequences that have several.
-Where a split begins depends on nothing but the position in its own sequence, and splits are added in their order, so a
-row's bits do not depend on the batch. Both have as many programs as the GPU holds, whatever the step: a program takes
-every n-th item, and reads from the device's memory how many there are. So a captured CUDA graph fits steps of any size.
+``attend_splits`` computes items, each some neighbouring rows of a sequence and one split of its tokens.
+``merge_splits`` adds up the splits of rows that have several. Where a split begins depends on nothing but the
+position in its own sequence, and splits are added in their order, so a row's bits depend neither on the batch nor on
+the rows beside it. Both have as many programs as the GPU holds, whatever the step: a program takes every n-th item,
+and reads from the device's memory how many there are. So a captured CUDA graph fits steps of any lengths.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mmserve.model_backend.platforms.cuda.kernels.record import BLOCKS, LENGTHS, section
+from mmserve.model_backend.platforms.cuda.kernels.record import BLOCKS, section
 from mmserve.model_backend.platforms.cuda.kernels.softmax import HIDDEN, attend_tile, mean, no_keys
 
 
 @triton.jit
-def decode_splits(
+def attend_splits(
     q,
     layer_kv,
     record,
@@ -41,64 +42,66 @@ def decode_splits(
     UPCAST: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """q: rows of [KV_HEADS * GROUP, DIM]. layer_kv: [blocks, BLOCK_TOKENS, 2, KV_HEADS, DIM]. ROWS: at least GROUP and
-    16. partial_totals: float32 [places, KV_HEADS * GROUP, DIM]; partial_weights: [places, KV_HEADS * GROUP, 2].
+    """q: rows of [KV_HEADS * GROUP, DIM]. layer_kv: [blocks, BLOCK_TOKENS, 2, KV_HEADS, DIM]. ROWS: tokens times GROUP.
+    partial_totals: float32 [places, KV_HEADS * GROUP, DIM]; partial_weights: [places, KV_HEADS * GROUP, 2].
 
-    ITEMS: the section of ``record`` with items of four numbers: row, first token of the split, index in BLOCKS of the
-    split's first block id, and the place of its result, or -1 where it is the sequence's only split and is written to
-    ``out``.
+    ITEMS: the section of ``record`` with items of seven numbers: first row, number of rows, position of the first row,
+    first token of the split, index in BLOCKS of the split's first block id, place of the first row's result, and how
+    many places each row has, one behind the other. Place -1: it is the only split, and is written to ``out``.
     """
     items, num_items = section(record, ITEMS)
-    lengths, _ = section(record, LENGTHS)
     blocks, _ = section(record, BLOCKS)
     token_stride: tl.constexpr = 2 * KV_HEADS * DIM
-    heads = tl.arange(0, ROWS)
+    rows = tl.arange(0, ROWS)
     dims = tl.arange(0, PADDED_DIM)
     tile = tl.arange(0, TILE_TOKENS)
     ids = tl.arange(0, SPLIT_TOKENS // BLOCK_TOKENS)
-    real_heads = heads < GROUP
     real_dims = dims < DIM
-    real = real_heads[:, None] & real_dims[None, :]
     for work in range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0)):
-        item = items + work // KV_HEADS * 4
-        kv_head = work % KV_HEADS
-        row = tl.load(item)
-        first = tl.load(item + 1)
-        table = tl.load(item + 2)
-        place = tl.load(item + 3)
-        length = tl.load(lengths + row)
-        count = tl.minimum(SPLIT_TOKENS, length - first)
+        item = items + work // KV_HEADS * 7
+        position = tl.load(item + 2)
+        first = tl.load(item + 3)
+        table = tl.load(item + 4)
+        place = tl.load(item + 5)
+        num_rows = tl.load(item + 1)
+        token_of_row = rows // GROUP
+        real_rows = token_of_row < num_rows
+        real = real_rows[:, None] & real_dims[None, :]
+        length = position + 1 + token_of_row
+        count = tl.minimum(SPLIT_TOKENS, position + num_rows - first)
         # All ids at once: a loop that loads the ids of its next tile cannot load that tile ahead.
         of_split = tl.load(blocks + table + ids, mask=ids * BLOCK_TOKENS < count, other=0).to(tl.int64)
-        own_heads = kv_head * GROUP + heads
-        own = own_heads[:, None] * DIM + dims[None, :]
-        queries = tl.load(q + row.to(tl.int64) * stride_q + own, mask=real, other=0.0)
+        row = (tl.load(item) + token_of_row).to(tl.int64)
+        head = work % KV_HEADS * GROUP + rows % GROUP
+        own = head[:, None] * DIM + dims[None, :]
+        queries = tl.load(q + row[:, None] * stride_q + own, mask=real, other=0.0)
         largest, weight, total = no_keys(ROWS, PADDED_DIM)
         begin = 0
         if WINDOW:
-            begin = tl.maximum(length - window - first, 0) // TILE_TOKENS * TILE_TOKENS
+            begin = tl.maximum(position + 1 - window - first, 0) // TILE_TOKENS * TILE_TOKENS
         for start in tl.range(begin, count, TILE_TOKENS, num_stages=STAGES):
             token = start + tile
             live = token < count
+            visible = first + token[None, :] < length[:, None]
             if WINDOW:
-                live = live & (first + token >= length - window)
+                visible = visible & (first + token[None, :] >= length[:, None] - window)
             at = tl.gather(of_split, token // BLOCK_TOKENS, 0) * BLOCK_TOKENS
-            base = layer_kv + (at + token % BLOCK_TOKENS) * token_stride + kv_head * DIM
+            base = layer_kv + (at + token % BLOCK_TOKENS) * token_stride + work % KV_HEADS * DIM
             keys = tl.load(base[None, :] + dims[:, None], mask=live[None, :] & real_dims[:, None], other=0.0)
             values = tl.load(
                 base[:, None] + (KV_HEADS * DIM + dims)[None, :], mask=live[:, None] & real_dims[None, :], other=0.0
             )
             largest, weight, total = attend_tile(
-                queries, keys, values, live[None, :], largest, weight, total, scale, soft_cap, SOFT_CAP, UPCAST
+                queries, keys, values, visible, largest, weight, total, scale, soft_cap, SOFT_CAP, UPCAST
             )
         if place < 0:
-            to = out + row.to(tl.int64) * (KV_HEADS * GROUP * DIM) + own
+            to = out + row[:, None] * (KV_HEADS * GROUP * DIM) + own
             tl.store(to, mean(weight, total).to(out.dtype.element_ty), mask=real)
         else:
-            head = place.to(tl.int64) * (KV_HEADS * GROUP) + own_heads
-            tl.store(partial_totals + head[:, None] * DIM + dims[None, :], total, mask=real)
-            tl.store(partial_weights + head * 2, largest, mask=real_heads)
-            tl.store(partial_weights + head * 2 + 1, weight, mask=real_heads)
+            at = (place + token_of_row * tl.load(item + 6)).to(tl.int64) * (KV_HEADS * GROUP) + head
+            tl.store(partial_totals + at[:, None] * DIM + dims[None, :], total, mask=real)
+            tl.store(partial_weights + at * 2, largest, mask=real_rows)
+            tl.store(partial_weights + at * 2 + 1, weight, mask=real_rows)
 
 
 @triton.jit
