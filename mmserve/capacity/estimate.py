@@ -24,9 +24,9 @@ _CPU_PROCESS_NBYTES = (65 * _MIB, 215 * _MIB, 200 * _MIB)
 _GPU_CONTEXT_NBYTES = GIB
 """Of CUDA and torch in one process."""
 _SHOWN = (
-    *("tp", "dtype", "quantization", "speculative_model", "kv_cache_dtype", "max_model_len", "max_num_seqs"),
-    *("max_num_batched_tokens", "mm_cache_gb", "http_workers", "visual_workers", "pixel_budget_mb", "body_budget_mb"),
-    "fetch_budget_mb",
+    *("tp", "dtype", "quantization", "kernel_level", "speculative_model", "kv_cache_dtype", "max_model_len"),
+    *("max_num_seqs", "max_num_batched_tokens", "mm_cache_gb", "http_workers", "visual_workers", "pixel_budget_mb"),
+    *("body_budget_mb", "fetch_budget_mb"),
 )
 _SHARE = 0.9
 """Of the memory, for the server."""

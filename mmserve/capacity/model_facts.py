@@ -37,7 +37,7 @@ class ModelFacts(NamedTuple):
 
     def weights(self, dtype: Dtype, quantization: Quantization = "none") -> PartBytes:
         """In memory. ``quantization``: of the server; one of the checkpoint itself is a part of ``parts``."""
-        stored = self.parts[dtype]
+        stored = self.parts["bfloat16" if dtype == "float16" else dtype]  # as many bytes
         whole = quantized_nbytes(self.model, sum(stored), dtype, quantization)
         return PartBytes(whole - stored.tower, stored.tower)
 

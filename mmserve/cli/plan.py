@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from mmserve.capacity.model_facts import ModelFacts
     from mmserve.checkpoint.spec import ModelSpec
     from mmserve.config.config import Config
-    from mmserve.config.deployment import Dtype
 
 _OF_SERVE = (
-    *("tp", "dtype", "quantization", "kv_cache_dtype", "kv_cache_gb", "mm_cache_gb", "max_model_len", "max_num_seqs"),
-    *("max_num_batched_tokens", "speculative_model", "visual_workers", "http_workers", "mm_processor_kwargs"),
-    *("arena_huge_pages", "pixel_budget_mb", "body_budget_mb", "fetch_budget_mb", "max_body_mb"),
+    *("tp", "dtype", "quantization", "kernel_level", "kv_cache_dtype", "kv_cache_gb", "mm_cache_gb", "max_model_len"),
+    *("max_num_seqs", "max_num_batched_tokens", "speculative_model", "visual_workers", "http_workers"),
+    *("mm_processor_kwargs", "arena_huge_pages", "pixel_budget_mb", "body_budget_mb", "fetch_budget_mb", "max_body_mb"),
 )
 _GIB = 1 << 30
 
@@ -54,13 +53,15 @@ def plan(arguments: argparse.Namespace) -> int:
     from mmserve.checkpoint.locate import locate
     from mmserve.processors.registry import processor_for
     from mmserve.processors.settings import with_options
+    from mmserve.supervisor.startup.plan import weight_dtype
 
     flags = {name: value for name, value in vars(arguments).items() if name in _OF_SERVE}
     config = resolve(flags, {}, None)
     hardware, fast_bfloat16 = _hardware(arguments)
     facts = model_facts.read(locate(arguments.model, weights=False))
     check_tp(facts.model, config.tp)
-    dtype = _dtype(config, facts.model.quantization is not None, hardware, fast_bfloat16)
+    device = "cuda" if hardware.is_gpu else "cpu"
+    dtype = weight_dtype(config, facts.model, device, fast_bfloat16=fast_bfloat16)
     if config.mm_processor_kwargs:
         facts = facts._replace(model=with_options(facts.model, config.mm_processor_kwargs))
     processor = processor_for(facts.model)
@@ -99,15 +100,6 @@ def _hardware(arguments: argparse.Namespace) -> tuple[Hardware, bool]:
     if arguments.memory_gb is not None:
         card = card._replace(memory_nbytes=int(arguments.memory_gb * _GIB))
     return card, True
-
-
-def _dtype(config: Config, is_quantized: bool, hardware: Hardware, fast_bfloat16: bool) -> Dtype:
-    """As the server decides it."""
-    if is_quantized or config.quantization != "none":
-        return "float32"
-    if config.dtype in ("bfloat16", "float16"):
-        return "bfloat16"
-    return "bfloat16" if config.dtype == "auto" and fast_bfloat16 else "float32"
 
 
 def render(name: str, found: Estimate) -> str:

@@ -54,7 +54,7 @@ def make(
     _check_speculation(config)
     device = _device(config, machine)
     _check_attention(config, device)
-    dtype = _dtype(config, model, device, machine)
+    dtype = weight_dtype(config, model, device, fast_bfloat16=machine.fast_bfloat16)
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
         _check_step(config, max_image_rows)
@@ -151,7 +151,8 @@ def _check_attention(config: Config, device: Literal["cpu", "cuda"]) -> None:
         )
 
 
-def _dtype(config: Config, model: ModelSpec, device: str, machine: Machine) -> Dtype:
+def weight_dtype(config: Config, model: ModelSpec, device: str, *, fast_bfloat16: bool) -> Dtype:
+    """Of the weights. ``fast_bfloat16``: the CPU multiplies it faster than float32. Raises StartupError."""
     if config.quantization != "none" and model.quantization is not None:
         raise StartupError(f"--quantization: the checkpoint is quantised already ({model.quantization}); leave it out")
     if config.quantization != "none" or model.quantization is not None:
@@ -163,7 +164,7 @@ def _dtype(config: Config, model: ModelSpec, device: str, machine: Machine) -> D
             )
         return "float32"
     if config.dtype == "auto":
-        is_fast = machine.fast_bfloat16 and config.kernel_level not in _WITHOUT_BFLOAT16
+        is_fast = fast_bfloat16 and config.kernel_level not in _WITHOUT_BFLOAT16
         return "bfloat16" if device == "cuda" or is_fast else "float32"
     return config.dtype
 
@@ -197,7 +198,8 @@ def most_image_rows(config: Config, model: ModelSpec, machine: Machine) -> int:
     """Of the largest image that ``make`` accepts for the context and the arena; 0 if none fits."""
     assert model.vision is not None
     device = _device(config, machine)
-    row_nbytes = embed_row_nbytes(model, activation_dtype(model, device, _dtype(config, model, device, machine)))
+    dtype = weight_dtype(config, model, device, fast_bfloat16=machine.fast_bfloat16)
+    row_nbytes = embed_row_nbytes(model, activation_dtype(model, device, dtype))
     of_context = (config.max_model_len or model.text.max_position) - 1
     arena_nbytes = arena_size(config, model) - extent_nbytes(_SMALLEST_IMAGE_NBYTES)
     return max(0, min(of_context, payload_nbytes(arena_nbytes) // row_nbytes))

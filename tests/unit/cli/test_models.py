@@ -216,3 +216,20 @@ def test_a_plan_counts_the_draft_model(capsys: pytest.CaptureFixture[str]) -> No
     assert found["draft_weights_bytes"] == whole
     assert found["kv_bytes_per_token"] == 2 * without["kv_bytes_per_token"]
     assert "--speculative-model llava" in found["flags"]
+
+
+def test_a_plan_decides_the_dtype_as_the_server_does(
+    tmp_path: Path, any_tensors: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = ["plan", "--model", checkpoint(tmp_path), "--memory-gb", "32", "--json"]
+
+    def dtype(*options: str) -> str:
+        assert cli.main([*plan, *options]) == 0
+        found: str = json.loads(capsys.readouterr().out)["dtype"]
+        return found
+
+    assert dtype("--dtype", "float16") == "float16"
+    assert dtype("--kernel-level", "avx2") == "float32", "without instructions for bfloat16"
+    assert dtype("--gpu", "h200", "--kernel-level", "avx2") == "bfloat16"
+    assert cli.main([*plan, "--gpu", "h200", "--quantization", "int8"]) == 1
+    assert "is for a CPU" in capsys.readouterr().err
