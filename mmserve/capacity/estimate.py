@@ -11,7 +11,7 @@ from mmserve.capacity.model_facts import ModelFacts
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.budgets import budgets_of
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Dtype, activation_dtype, kv_dtype
+from mmserve.config.deployment import DTYPE_BYTES, Dtype, KvDtype, activation_dtype, kv_dtype
 from mmserve.config.options import OPTIONS
 from mmserve.ipc.arena import extent_nbytes
 
@@ -62,7 +62,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     tp: int
     memory_bytes: int
     dtype: Dtype
-    kv_dtype: Dtype
+    kv_dtype: KvDtype
     context: int
     text_weights_bytes: int
     tower_weights_bytes: int
@@ -145,7 +145,7 @@ def estimate(
     )
 
 
-def _of_draft(config: Config, draft: ModelFacts | None, dtype: Dtype, cache_dtype: Dtype) -> tuple[int, int]:
+def _of_draft(config: Config, draft: ModelFacts | None, dtype: Dtype, cache_dtype: KvDtype) -> tuple[int, int]:
     """Bytes of its weights, and of a token in its KV cache, for the same tokens. The first rank has both alone."""
     if draft is None:
         return 0, 0

@@ -17,7 +17,7 @@ from mmserve.checkpoint.files import has_weights
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config, Quantization
-from mmserve.config.deployment import DTYPE_BYTES, Dtype, embed_row_nbytes
+from mmserve.config.deployment import DTYPE_BYTES, Dtype, KvDtype, embed_row_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.weight_memory import PartBytes, part_nbytes, quantized_nbytes
@@ -41,7 +41,7 @@ class ModelFacts(NamedTuple):
         whole = quantized_nbytes(self.model, sum(stored), dtype, quantization)
         return PartBytes(whole - stored.tower, stored.tower)
 
-    def kv_token_nbytes(self, tp: int, dtype: Dtype) -> int:
+    def kv_token_nbytes(self, tp: int, dtype: KvDtype) -> int:
         """Of a token in the KV cache of one of ``tp`` ranks, with numbers of ``dtype``."""
         return plan.kv_token_nbytes(self.model, tp, DTYPE_BYTES[dtype])
 

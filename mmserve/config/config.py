@@ -13,6 +13,7 @@ from msgspec import Meta
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+KvDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
 Quantization = Literal["none", "int8", "int4"]
 ModelImpl = Literal["auto", "mmserve", "transformers"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -206,7 +207,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     kv_cache_dtype: Annotated[
-        Dtype, _field("scheduling", "KV cache; auto: as --dtype; a CPU takes bfloat16 or float32 with either of them")
+        KvDtype,
+        _field(
+            "scheduling",
+            "KV cache; auto: as --dtype; a CPU takes bfloat16 or float32 with either of them, a GPU fp8 (e4m3) with "
+            "any",
+        ),
     ] = "auto"
     kv_cache_gb: Annotated[
         Annotated[float, Meta(gt=0, le=_MAX_GB)] | None,

@@ -14,12 +14,13 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.budgets import Budgets, budgets_of
 from mmserve.config.config import Config
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 FIRST_VIRTUAL_TOKEN = 1 << 32
 """Token ids from here on are virtual ids of image content; therefore prompts are int64."""
 
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+KvDtype = Literal["float32", "bfloat16", "float16", "fp8"]
 
 
 def activation_dtype(model: ModelSpec, device: Literal["cpu", "cuda"], dtype: Dtype) -> Dtype:
@@ -36,7 +37,7 @@ def embed_row_nbytes(model: ModelSpec, dtype: Dtype) -> int:
     return streams * model.text.hidden_size * DTYPE_BYTES[dtype]
 
 
-def kv_dtype(config: Config, dtype: Dtype) -> Dtype:
+def kv_dtype(config: Config, dtype: Dtype) -> KvDtype:
     """Of the KV cache of a model served in ``dtype``."""
     return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
@@ -70,7 +71,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         return activation_dtype(self.model, self.device, self.dtype)
 
     @property
-    def kv_dtype(self) -> Dtype:
+    def kv_dtype(self) -> KvDtype:
         """Of the KV cache."""
         return kv_dtype(self.config, self.dtype)
 

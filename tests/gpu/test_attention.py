@@ -46,6 +46,20 @@ def test_results_are_those_of_float64(group: int, kv_heads: int, dim: int, dtype
         assert torch.equal(step.run(backend, mask), out)
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="this GPU has no fp8 of this kind"
+)
+def test_a_cache_in_fp8_holds_what_torch_rounds() -> None:
+    problem = Problem(CHUNKS, group=4, kv_heads=2, dim=128, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn)
+    step, backend = Step(problem, "cuda"), attention(problem)
+    assert step.error(step.run(backend)) < TOLERANCES[problem.dtype]
+    q, kv, cache = step.tensors(backend)
+    kv.copy_(torch.randn(kv.shape, generator=torch.Generator().manual_seed(1)) * 300)
+    backend.forward(q, kv, cache, backend.builder(problem.limits).build(step.input))
+    stored = cache.flatten(0, 1)[torch.from_numpy(step.input.slot_mapping).cuda()]
+    assert torch.equal(stored.float(), kv.clamp(-448, 448).to(cache.dtype).float())
+
+
 def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
     together = Problem(((700, 1), (300, 1), (0, 200)), group=4, dim=128, dtype=torch.bfloat16)
     expected = Step(together, "cuda").run(attention(together))

@@ -82,8 +82,11 @@ class SdpaAttention:
     ) -> torch.Tensor:
         # Finite numbers only: a masked weight of 0 times inf or NaN of a neighbour's block would be NaN.
         kv.nan_to_num_(0.0, 0.0, 0.0)
+        largest = torch.finfo(layer_kv.dtype).max
+        if largest < torch.finfo(kv.dtype).max:  # in fp8 larger ones would be NaN
+            kv.clamp_(-largest, largest)
         tokens, stored = layer_kv.flatten(0, 1), kv.to(layer_kv.dtype)
-        tokens.index_copy_(0, metadata.slot_mapping, stored)
+        tokens[metadata.slot_mapping] = stored
         out, attend = torch.empty_like(q), self._attend
         for group in metadata.decodes:
             out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[mask], attend)

@@ -12,6 +12,7 @@ from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.runtime.errors import StartupError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 _RECOVERABLE_ERRORS = (1, 2, 9, 701)
 """Errors of one call alone: invalid value, out of memory, invalid configuration, too many resources for a launch."""
 

@@ -9,7 +9,7 @@ import torch
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.platforms.device import DTYPES, is_out_of_memory
+from mmserve.model_backend.platforms.device import KV_DTYPES, is_out_of_memory
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import StartupError
@@ -33,7 +33,7 @@ def allocate(
     Raises StartupError if one sequence of max_model_len does not fit, or if the memory is not there.
     """
     (group,) = deployment.model.text.kv_groups
-    num_layers, dtype = len(group.layers), DTYPES[deployment.kv_dtype]
+    num_layers, dtype = len(group.layers), KV_DTYPES[deployment.kv_dtype]
     if deployment.kv_tokens is not None:
         num_blocks = deployment.kv_tokens // block_tokens
     else:

@@ -25,7 +25,7 @@ from mmserve.model_backend.loader.load import load_decoder
 from mmserve.model_backend.loader.registry import positions_of
 from mmserve.model_backend.loader.weights import Progress
 from mmserve.model_backend.models.interface import DeepStackRows
-from mmserve.model_backend.platforms.device import DTYPES
+from mmserve.model_backend.platforms.device import KV_DTYPES
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.drafting.draft_model import DraftModel
@@ -71,7 +71,7 @@ class ModelRunner:
         spec = deployment.model
         check_tp(spec, tp.size)
         self._tp, self._platform, self._vocab_size = tp, platform, spec.text.vocab_size
-        self._attention = platform.attention(AttentionSpec.of(spec.text, tp), DTYPES[deployment.kv_dtype])
+        self._attention = platform.attention(AttentionSpec.of(spec.text, tp), KV_DTYPES[deployment.kv_dtype])
         self.block_tokens = self._attention.block_sizes[0]
         quantization = deployment.config.quantization
         self._model = load_decoder(spec, platform, self._attention, tp, quantization, progress)

@@ -17,7 +17,15 @@ from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import check_tp
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype, embed_row_nbytes, kv_dtype
+from mmserve.config.deployment import (
+    DTYPE_BYTES,
+    Deployment,
+    Dtype,
+    KvDtype,
+    activation_dtype,
+    embed_row_nbytes,
+    kv_dtype,
+)
 from mmserve.ipc.arena import extent_nbytes, payload_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.machine import Machine
@@ -170,9 +178,12 @@ def weight_dtype(config: Config, model: ModelSpec, device: str, *, fast_bfloat16
 
 
 def _check_kv_dtype(config: Config, model: ModelSpec, device: Literal["cpu", "cuda"], dtype: Dtype) -> None:
-    """What mmserve's own code on a CPU computes in float32 it also reads from bfloat16."""
-    chosen, accepted = kv_dtype(config, dtype), [activation_dtype(model, device, dtype)]
-    if (device, accepted) == ("cpu", ["float32"]) and model.family != "transformers":
+    """What mmserve's own code on a CPU computes in float32 it also reads from bfloat16, and on a GPU all from fp8."""
+    accepted: list[KvDtype] = [activation_dtype(model, device, dtype)]
+    chosen = kv_dtype(config, dtype)
+    if model.family != "transformers" and device == "cuda":
+        accepted.append("fp8")
+    elif model.family != "transformers" and accepted == ["float32"]:
         accepted.append("bfloat16")
     if chosen not in accepted:
         raise StartupError(

@@ -36,7 +36,7 @@ class CudaPlatform(TorchPlatform):
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
         torch.cuda.set_device(self.device)
-        found = triton_attention(self._attention, spec, self.dtype, Gpu.of(self.device))
+        found = triton_attention(self._attention, spec, self.dtype, kv_dtype, Gpu.of(self.device))
         return super().attention(spec, kv_dtype) if found is None else found
 
     def release_cached_memory(self) -> None:

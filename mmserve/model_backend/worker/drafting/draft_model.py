@@ -21,7 +21,7 @@ from mmserve.model_backend.attention.interface import AttentionInput, AttentionS
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
 from mmserve.model_backend.loader.weights import Progress
-from mmserve.model_backend.platforms.device import DTYPES
+from mmserve.model_backend.platforms.device import KV_DTYPES
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.drafting.draft_coverage import DraftCoverage
@@ -49,7 +49,7 @@ class DraftModel:
     def __init__(self, deployment: Deployment, model: ModelSpec, platform: Platform, progress: Progress) -> None:
         alone, quantization = TpGroup(), deployment.config.quantization
         self._vocab_size = min(model.text.vocab_size, deployment.model.text.vocab_size)
-        self._num_layers, self._kv_dtype = model.text.num_layers, DTYPES[deployment.kv_dtype]
+        self._num_layers, self._kv_dtype = model.text.num_layers, KV_DTYPES[deployment.kv_dtype]
         self._attention = platform.attention(AttentionSpec.of(model.text, alone), self._kv_dtype)
         self._platform, self._sampling = platform, platform.sampling()
         self._model = load_decoder(

@@ -24,6 +24,18 @@ def test_results_are_those_of_float64(soft_cap: float | None, window: int | None
     assert step.error(step.run(SdpaAttention(problem.spec, torch.float32, torch.device("cpu")))) < 1e-5
 
 
+def test_a_cache_in_fp8_holds_the_nearest_numbers_and_no_infinity() -> None:
+    problem = Problem(((33, 1), (0, 17), (20, 9)), group=2, kv_dtype=torch.float8_e4m3fn)
+    step, backend = Step(problem, stale=0.0), SdpaAttention(problem.spec, torch.float32, torch.device("cpu"))
+    assert step.error(step.run(backend)) < 1e-5
+    q, kv, cache = step.tensors(backend)
+    kv.fill_(1.0)
+    kv[0, 0, 0, :4] = torch.tensor([1e6, -1e6, 0.3, -500.0])
+    backend.forward(q, kv, cache, backend.builder(problem.limits).build(step.input))
+    first = cache.flatten(0, 1)[int(step.input.slot_mapping[0])].float()
+    assert first[0, 0, :5].tolist() == [448.0, -448.0, 0.3125, -448.0, 1.0]
+
+
 def test_the_cpu_kernel_leaves_capped_scores_to_torch() -> None:
     spec = Problem(((0, 1),)).spec
     assert PagedCpuAttention.supports(spec, torch.float32)

@@ -110,8 +110,10 @@ def test_a_cpu_takes_either_dtype_of_the_kv_cache_with_either_dtype(dtype: str, 
 @pytest.mark.parametrize(
     ("family", "machine", "dtype", "kv_dtype", "accepted"),
     [
-        ("llama", GPU, "bfloat16", "float32", "bfloat16"),
-        ("llama", GPU, "float32", "bfloat16", "float32"),
+        ("llama", GPU, "bfloat16", "float32", "bfloat16 or fp8"),
+        ("llama", GPU, "float32", "bfloat16", "float32 or fp8"),
+        ("transformers", GPU, "bfloat16", "fp8", "bfloat16"),
+        ("llama", XEON, "float32", "fp8", "float32 or bfloat16"),
         ("llama", XEON, "float32", "float16", "float32 or bfloat16"),
         ("llama", XEON, "bfloat16", "float16", "float32 or bfloat16"),
         ("llama", XEON, "float16", "bfloat16", "float16"),
@@ -127,6 +129,13 @@ def test_another_dtype_of_the_kv_cache_than_can_be_read_is_refused(
     refusal = _refused(model, machine, dtype=dtype, kv_cache_dtype=kv_dtype)
     assert f"--kv-cache-dtype {kv_dtype}" in refusal
     assert refusal.endswith(f"leave it out, or choose {accepted}")
+
+
+def test_a_gpu_takes_fp8_in_half_the_bytes(model: ModelSpec) -> None:
+    model = structs.replace(model, vision=None)
+    short, long = (_make(model, GPU, kv_cache_dtype=dtype, kv_cache_gb=4.0) for dtype in ("fp8", "auto"))
+    assert (short.kv_dtype, short.dtype, long.kv_dtype) == ("fp8", "bfloat16", "bfloat16")
+    assert short.kv_tokens == 2 * (long.kv_tokens or 0)
 
 
 def test_given_options_are_kept(model: ModelSpec) -> None:

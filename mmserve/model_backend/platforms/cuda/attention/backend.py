@@ -63,7 +63,15 @@ class TritonAttention:
         mask: Mask = CAUSAL,
     ) -> torch.Tensor:
         width = kv[0].numel()
-        store_kv[(len(kv),)](kv, metadata.record, layer_kv, kv.stride(0), WIDTH=width, PADDED_WIDTH=padded(width))
+        store_kv[(len(kv),)](
+            kv,
+            metadata.record,
+            layer_kv,
+            kv.stride(0),
+            WIDTH=width,
+            PADDED_WIDTH=padded(width),
+            LARGEST=torch.finfo(layer_kv.dtype).max if layer_kv.dtype is torch.float8_e4m3fn else None,
+        )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if metadata.has_splits:
             self._attend_in_splits(q, layer_kv, metadata, mask, out)

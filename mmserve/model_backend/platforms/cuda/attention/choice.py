@@ -38,7 +38,7 @@ class Gpu(NamedTuple):
 
 
 def triton_attention(
-    choice: AttentionChoice, spec: AttentionSpec, dtype: torch.dtype, gpu: Gpu
+    choice: AttentionChoice, spec: AttentionSpec, dtype: torch.dtype, kv_dtype: torch.dtype, gpu: Gpu
 ) -> TritonAttention | None:
     """The backend, tested on this GPU; None: torch is to compute.
 
@@ -48,7 +48,7 @@ def triton_attention(
         return None
     from mmserve.model_backend.platforms.cuda.attention.self_test import checked_attention
 
-    found = checked_attention(spec, dtype, gpu.device, gpu.processors, gpu.shared_bytes)
+    found = checked_attention(spec, dtype, kv_dtype, gpu.device, gpu.processors, gpu.shared_bytes)
     if not isinstance(found, str):
         return found
     _refuse(choice, found)

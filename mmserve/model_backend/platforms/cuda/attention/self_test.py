@@ -32,6 +32,7 @@ _TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 def checked_attention(
     spec: AttentionSpec,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     device: torch.device,
     processors: int,
     shared_bytes: int,
@@ -42,7 +43,7 @@ def checked_attention(
     sizes = tiling_of(spec, dtype, shared_bytes)
     attention = TritonAttention(spec, device, sizes, processors * sizes.split_programs)
     reference = SdpaAttention(spec, dtype, device)
-    return _problem(lambda: _difference(attention, reference, spec, dtype, device), dtype) or attention
+    return _problem(lambda: _difference(attention, reference, spec, dtype, kv_dtype, device), dtype) or attention
 
 
 def checked_encoder(head_dim: int, dtype: torch.dtype, device: torch.device) -> EncoderAttention | str:
@@ -76,6 +77,7 @@ def _difference(
     reference: AttentionBackend[Any],
     spec: AttentionSpec,
     dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     device: torch.device,
 ) -> float:
     """The largest between their results, over all masks of the model."""
@@ -84,7 +86,7 @@ def _difference(
     rows, generator = len(step.slot_mapping), torch.Generator().manual_seed(0)
     heads = torch.randn(rows, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim, generator=generator)
     shape = tested.kv_shape(_BLOCKS * len(_CHUNKS), block_tokens)
-    cache = torch.randn(shape, generator=generator).to(device, dtype)
+    cache = torch.randn(shape, generator=generator).to(kv_dtype).to(device)
     limits = StepLimits(rows, len(_CHUNKS), _BLOCKS, block_tokens)
     largest = []
     for mask in spec.masks:

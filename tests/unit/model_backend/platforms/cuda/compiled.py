@@ -40,6 +40,8 @@ class Case(NamedTuple):
     window: int | None = None
     whole_images: bool = False
     soft_cap: float | None = None
+    kv_dtype: str | None = None
+    """None: as ``dtype``."""
 
     @property
     def spec(self) -> AttentionSpec:
@@ -124,8 +126,9 @@ def compile_case(case: Case, capability: int) -> list[dict[str, Any]]:
     heads = torch.empty(41, spec.num_heads + 2 * spec.num_kv_heads, case.dim, dtype=dtype)
     q, kv = heads[:, : spec.num_heads], heads[:, spec.num_heads :].unflatten(1, (2, spec.num_kv_heads))
     metadata = backend.builder(StepLimits(64, 2, 64, 16)).build(step)
+    cache = torch.empty(backend.kv_shape(64, 16), dtype=getattr(torch, case.kv_dtype or case.dtype))
     with compiled_launches(capability) as kernels:
-        backend.forward(q, kv, torch.empty(backend.kv_shape(64, 16), dtype=dtype), metadata, *spec.masks)
+        backend.forward(q, kv, cache, metadata, *spec.masks)
     return [resources(kernel) for kernel in kernels]
 
 

@@ -35,6 +35,7 @@ def attention(problem: Problem, num_programs: int = 3) -> TritonAttention:
         Problem(CHUNKS, dim=80, dtype=torch.bfloat16, block_tokens=32),
         Problem(((40, 1), (0, 9)), group=16, kv_heads=1),
         Problem(CHUNKS, group=2, masks=(Mask(20),), soft_cap=0.7),
+        Problem((*CHUNKS, (60, 4)), group=2, dim=32, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn),
     ],
     ids=str,
 )

@@ -22,7 +22,7 @@ SPEC = AttentionSpec(2, 1, 16, (Mask(), Mask(24, whole_images=True)))
 
 
 def chosen(option: AttentionChoice, spec: AttentionSpec = SPEC, gpu: Gpu = GPU) -> TritonAttention | None:
-    return triton_attention(option, spec, torch.float32, gpu)
+    return triton_attention(option, spec, torch.float32, torch.float32, gpu)
 
 
 @pytest.fixture

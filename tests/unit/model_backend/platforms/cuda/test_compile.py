@@ -34,7 +34,13 @@ def kernels(*cases: Sequence[Any]) -> list[dict[str, dict[str, Any]]]:
 
 
 def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
-    *cases, tower = kernels(LLAMA, WIDE, (ENCODER, 80, "bfloat16"))
+    *cases, short_cache, tower = kernels(
+        LLAMA, WIDE, LLAMA._replace(kv_dtype="float8_e4m3fn"), (ENCODER, 80, "bfloat16")
+    )
+    for name in ("attend_splits", "prefill_tiles"):
+        assert not short_cache[name]["spilled_bytes"]
+        assert short_cache[name]["copies_ahead"]
+        assert short_cache[name]["shared_bytes"] < 0.7 * cases[0][name]["shared_bytes"]
     assert not tower["encoder_tiles"]["spilled_bytes"]
     assert tower["encoder_tiles"]["wgmma"]
     assert tower["encoder_tiles"]["copies_ahead"]
