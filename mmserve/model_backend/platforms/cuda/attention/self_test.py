@@ -18,6 +18,7 @@ from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttenti
 from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttention
 from mmserve.model_backend.platforms.cuda.attention.tiling import encoder_tiling, tiling_of
 from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.runtime.errors import shortened
 
 _CHUNKS = ((300, 1), (4, 1), (0, 1), (20, 40))
 """(start, count): several splits, one, a first token, and a prompt behind a cached prefix with an image in it."""
@@ -58,7 +59,7 @@ def _problem(difference: Callable[[], float], dtype: torch.dtype) -> str | None:
     try:
         found = difference()
     except (RuntimeError, OSError, triton.TritonError) as error:  # no compiler, a GPU that Triton does not know, ...
-        return f"its self-test failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        return f"its self-test failed ({type(error).__name__}: {shortened(' '.join(str(error).split()), 200)})"
     # Not a number fails as well.
     return None if found < _TOLERANCES[dtype] else f"its self-test failed (results differ by {found:.2g})"
 
