@@ -40,6 +40,7 @@ def figures(
         "total_token_throughput": (prompt_tokens + output_tokens) / wall_s,
         "p99_client_late_ms": percentile([1e3 * record.late_s for record in records], 99),
         "client_cpu_share": client_cpu_share,
+        "last_start_s": max((record.start_s for record in records), default=0.0),
     }
     if slo_ms:
         met = [all(meets(record, name, limit) for name, limit in slo_ms.items()) for record in good]

@@ -9,8 +9,10 @@ from mmserve.load.figures import figures
 from mmserve.load.lateness import why_late
 
 
-def _why(late_ms: float, ttft_ms: float, cpu_share: float) -> str:
-    records = [Record(ttft_s=ttft_ms / 1e3, end_s=ttft_ms / 1e3, late_s=late_ms / 1e3)] * 10
+def _why(late_ms: float, ttft_ms: float, cpu_share: float, over_s: float = 60.0) -> str:
+    """``over_s``: the time over which the requests were to be sent."""
+    ttft_s, late_s = ttft_ms / 1e3, late_ms / 1e3
+    records = [Record(ttft_s=ttft_s, end_s=ttft_s, late_s=late_s, start_s=over_s * step / 9) for step in range(10)]
     return why_late(figures(records, 1.0, {}, cpu_share))
 
 
@@ -26,6 +28,12 @@ def test_a_client_that_keeps_up_is_not_late(late_ms: float, ttft_ms: float, cpu_
 def test_requests_that_leave_after_their_time_are_late() -> None:
     assert _why(60, 1000, 0.1) == "sent requests up to 60 ms after their time (p99)"
     assert "6 ms" in _why(6, 50, 0.1)
+
+
+def test_a_rate_that_was_not_kept_is_late_however_slow_the_server() -> None:
+    assert "260 ms" in _why(260, 6000, 0.1, over_s=1.5)
+    assert _why(60, 6000, 0.1, over_s=1.5) == ""
+    assert _why(60, 6000, 0.1, over_s=0.0) == "", "all at once"
 
 
 def test_one_late_request_of_many_is_not_the_rule() -> None:
