@@ -13,7 +13,7 @@ PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PAGES := README.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults families arm clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test bench train clean
+.PHONY: help install serve test faults families arm clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test first-picture bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -126,6 +126,9 @@ docs-serve: $(INSTALLED) docs-pages ## Serve that site on http://127.0.0.1:8001
 
 image-test: $(INSTALLED) ## Build and run the container image without Docker, as root, 15 minutes
 	@$(BIN)/python -m tests.image_check $(ARGS)
+
+first-picture: $(INSTALLED) ## Clone, make serve, paste a picture on the page: the answer must come within three minutes
+	@$(BIN)/python -m tests.first_picture $(ARGS)
 
 bench: $(INSTALLED) ## Run every benchmark that needs no arguments, but for make chaos and make soak
 	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py | grep -vE '/(chaos|soak).py'); do \

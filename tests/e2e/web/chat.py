@@ -21,9 +21,21 @@ _EVENT = """(element, {kind, files}) => {
     : new DragEvent("drop", {dataTransfer: data, ...options}));
 }"""
 
+_COPY_PICTURE = """async (base64) => {
+  const bytes = Uint8Array.from(atob(base64), c => c.charCodeAt(0));
+  await navigator.clipboard.write([new ClipboardItem({"image/png": new Blob([bytes], {type: "image/png"})})]);
+}"""
+
+
+def paste(page: Page, picture: bytes) -> None:
+    """Ctrl+V with a PNG in the clipboard. The context has the permissions of MAY_PASTE."""
+    page.evaluate(_COPY_PICTURE, base64.b64encode(picture).decode())
+    page.get_by_label("Message").focus()
+    page.keyboard.press("Control+V")
+
 
 def give(page: Page, kind: str, **files: bytes) -> None:
-    """Paste or drop files: names, with ``_`` for the dot, and contents."""
+    """A paste or drop event with files: names, with ``_`` for the dot, and contents."""
     given = [
         {"name": name.replace("_", "."), "type": "image/png", "base64": base64.b64encode(content).decode()}
         for name, content in files.items()

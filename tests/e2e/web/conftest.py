@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,20 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.stack import Stack, running
+from tests.e2e.web.chromium import ARGUMENTS, BROWSER
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install 'mmserve[dev]'")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-ASKS_NOBODY = (
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-domain-reliability",
-    "--disable-sync",
-    "--metrics-recording-only",
-    "--no-first-run",
-    "--no-pings",
-)
-"""Chromium asks its maker for updates otherwise."""
 KEY = "secret"
 Page = sync_api.Page
 OpenPage = Callable[..., Page]
@@ -43,7 +31,7 @@ def browser() -> Iterator[sync_api.Browser]:
     if BROWSER is None:
         pytest.skip("no Chromium on this machine: make browser")
     with sync_api.sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=BROWSER, args=list(ASKS_NOBODY))
+        launched = playwright.chromium.launch(executable_path=BROWSER, args=list(ARGUMENTS))
         yield launched
         launched.close()
 
@@ -51,7 +39,7 @@ def browser() -> Iterator[sync_api.Browser]:
 @pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     """The whole server with the packaged model. Tests kill its engine, so no other tests share it."""
-    with running("--enable-admin") as server:
+    with running("--enable-admin", "--allowed-media-domains", "127.0.0.1") as server:
         yield server
 
 

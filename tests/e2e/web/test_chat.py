@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from playwright.sync_api import Route, expect
 
 from tests.e2e.stack import Stack
-from tests.e2e.web.chat import PICTURE, answers, ask, give, new_chat
+from tests.e2e.web.chat import PICTURE, answers, ask, give, new_chat, paste
+from tests.e2e.web.chromium import MAY_PASTE
 from tests.e2e.web.conftest import OpenPage
 
 CIRCLE = "What colour is the circle?"
-_COPY_PICTURE = """async (base64) => {
-  const bytes = Uint8Array.from(atob(base64), c => c.charCodeAt(0));
-  await navigator.clipboard.write([new ClipboardItem({"image/png": new Blob([bytes], {type: "image/png"})})]);
-}"""
 
 
 def test_a_pasted_picture_is_answered_and_a_reload_keeps_everything(stack: Stack, open_page: OpenPage) -> None:
-    page = open_page(stack.url, permissions=["clipboard-read", "clipboard-write"])
+    page = open_page(stack.url, permissions=MAY_PASTE)
     expect(page.get_by_text("Answers come from")).to_be_visible()
-    page.evaluate(_COPY_PICTURE, base64.b64encode(PICTURE).decode())
-    page.get_by_label("Message").focus()
-    page.keyboard.press("Control+V")
+    paste(page, PICTURE)
     expect(page.get_by_text("64 tokens", exact=True)).to_be_visible()
     ask(page, CIRCLE)
     expect(answers(page).locator(".markdown")).to_have_text("green")
@@ -68,6 +66,46 @@ def test_pictures_are_dropped_and_chosen_and_one_that_is_none_is_refused_before_
     expect(page.get_by_text("128 tokens in 2 pictures")).to_be_visible()
     ask(page, CIRCLE)
     expect(answers(page).locator(".markdown")).not_to_be_empty()
+
+
+@pytest.fixture
+def picture_url() -> Iterator[str]:
+    """Of a web server of the test's own."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(PICTURE)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as site:
+        threading.Thread(target=site.serve_forever).start()
+        yield f"http://127.0.0.1:{site.server_port}/shapes.png"
+        site.shutdown()
+
+
+def test_a_picture_is_named_by_its_url_which_the_server_fetches(
+    stack: Stack, open_page: OpenPage, picture_url: str
+) -> None:
+    page = open_page(stack.url)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for url in (picture_url.replace("127.0.0.1", "localhost"), picture_url):
+        page.get_by_role("button", name="Add a picture by its URL").click()
+        page.get_by_label("URL of a picture").fill(url)
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("Message")).to_be_focused()
+    refused = page.locator(".picture.refused")
+    expect(refused).to_contain_text("that host")
+    expect(page.get_by_text("64 tokens", exact=True)).to_be_visible()
+    refused.get_by_role("button", name="Remove shapes.png").click()
+    ask(page, CIRCLE)
+    expect(answers(page).locator(".markdown")).to_have_text("green")
+    expect(page.locator(".question").get_by_label("shapes.png, 126 × 121")).to_be_visible()
+    assert not [url for url in asked if url.endswith("shapes.png")]
 
 
 def _made_long(route: Route) -> None:

@@ -21,6 +21,8 @@ from tests.e2e.web.test_looks import AXE, LOOKS, serious_findings
 from training.sample import samples
 
 EVENTS = "**/admin/state/events*"
+_PAUSE_MS = 10_000
+"""Longer than the page waits before it asks again, and than figures count as new."""
 FRACTION = "concurrent_alloc_fraction"
 Answer = Callable[[Route], None]
 
@@ -31,7 +33,7 @@ def _sends(make: Callable[[], AdminState]) -> Answer:
 
 
 def _open(open_page: OpenPage, url: str, answer: Answer, **options: object) -> Page:
-    """The dashboard, whose states come from the test. Its page and all other answers are the worker's."""
+    """The dashboard, whose states and clock the test decides. Its page and all other answers are the worker's."""
 
     def answered_with_key(route: Route) -> None:
         if route.request.headers.get("authorization") == f"Bearer {KEY}":
@@ -41,6 +43,7 @@ def _open(open_page: OpenPage, url: str, answer: Answer, **options: object) -> P
 
     page = open_page(f"{url}/ui/icon.svg", **options)
     page.route(EVENTS, answered_with_key)
+    page.clock.install()
     page.goto(f"{url}/dashboard")
     return page
 
@@ -97,11 +100,13 @@ def test_old_figures_are_shown_as_old_until_the_server_answers_again(echo_url: s
     status = page.get_by_role("banner").get_by_role("status")
     expect(status).to_have_text("ready")
     answers.append(lambda route: route.abort())
+    page.clock.fast_forward(_PAUSE_MS)
     expect(status).to_have_text("connection lost")
     expect(page.get_by_role("alert").filter(has_text="The figures below are old")).to_be_visible()
     expect(page.get_by_role("heading", name="Processes")).to_be_visible()
     answers.append(_sends(lambda: busy_state(phase="restarting")))
-    expect(status).to_have_text("restarting", timeout=20_000)  # the page waits longer after each failure
+    page.clock.fast_forward(_PAUSE_MS)
+    expect(status).to_have_text("restarting", timeout=20_000)
     expect(page.get_by_role("alert").filter(has_text="phase is restarting")).to_be_visible()
 
 
@@ -123,6 +128,7 @@ def test_names_and_errors_do_nothing(echo_url: str, open_page: OpenPage) -> None
     expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text(worst)
     page.keyboard.press("Escape")
     answers.append(lambda route: route.fulfill(status=500, json={"error": {"message": f"again {worst}"}}))
+    page.clock.fast_forward(_PAUSE_MS)
     expect(page.get_by_role("alert").filter(has_text=f"again {worst}")).to_be_visible(timeout=20_000)
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("script:not([src]), main img, [onerror], [onload]").count() == 0

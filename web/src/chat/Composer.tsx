@@ -6,11 +6,11 @@ import { plural, visible } from "../shared/format.ts";
 import { LinkIcon, PictureIcon, SendIcon, StopIcon } from "../shared/icons.tsx";
 import { alert } from "../shared/status.ts";
 import { attached, attachFiles, attachUrl, detach, filesOf, isChecked } from "./attachments.ts";
+import { draftOf, keepDraft } from "./drafts.ts";
 import { Pictures } from "./Pictures.tsx";
 import { ask, running, stop } from "./send.ts";
 import { currentId, server } from "./state.ts";
 
-const DRAFT = "mmserve.draft.";
 /** Set to put the focus back into the box. */
 export const focusRequested = signal(0);
 /** Set by Up in an empty box: the last question is to be edited. */
@@ -21,16 +21,22 @@ export function Composer() {
   const box = useRef<HTMLTextAreaElement>(null);
   const busy = running.value.has(currentId.value);
   const blocked = whyBlocked(text);
-  useDraft(text, setText);
+  useLayoutEffect(() => setText(draftOf(currentId.value)), [currentId.value]);
   useLayoutEffect(() => fit(box.current), [text]);
   useEffect(() => box.current?.focus(), [focusRequested.value]);
+
+  // At once: the page may be closed before an effect runs.
+  const write = (changed: string) => {
+    setText(changed);
+    keepDraft(currentId.value, changed);
+  };
 
   const send = () => {
     if (busy) return;
     if (blocked) return void (blocked === EMPTY || alert(blocked));
     const pictures = attached.value;
     attached.value = [];
-    setText("");
+    write("");
     void ask(text.trim(), pictures);
     box.current?.focus();
   };
@@ -62,7 +68,7 @@ export function Composer() {
         value={text}
         placeholder={server.value?.max_images === null ? "Ask something" : "Ask something, or paste a picture"}
         aria-label="Message"
-        onInput={(event) => setText(event.currentTarget.value)}
+        onInput={(event) => write(event.currentTarget.value)}
         onKeyDown={onKeyDown}
         onPaste={onPaste}
       />
@@ -143,27 +149,4 @@ function fit(box: HTMLTextAreaElement | null): void {
   if (!box) return;
   box.style.height = "auto";
   box.style.height = `${box.scrollHeight}px`;
-}
-
-/** What was written and not sent is kept for each conversation, also across a reload. */
-function useDraft(text: string, setText: (text: string) => void): void {
-  const id = currentId.value;
-  const owner = useRef(id);
-  useEffect(() => {
-    owner.current = id;
-    try {
-      setText(localStorage.getItem(DRAFT + id) ?? "");
-    } catch {
-      setText("");
-    }
-  }, [id]);
-  useEffect(() => {
-    if (owner.current !== id) return;
-    try {
-      if (text) localStorage.setItem(DRAFT + id, text);
-      else localStorage.removeItem(DRAFT + id);
-    } catch {
-      // Then a draft lasts until the page is closed.
-    }
-  }, [text]);
 }

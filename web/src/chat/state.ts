@@ -3,6 +3,7 @@
 import { computed, type Signal, signal } from "@preact/signals";
 import { json } from "../shared/api.ts";
 import * as database from "./database.ts";
+import { dropDrafts, keepDraft } from "./drafts.ts";
 import { type Conversation, DEFAULT_OPTIONS, isLive, type Message, newConversation, type Options } from "./model.ts";
 
 export interface Server {
@@ -113,6 +114,7 @@ export function remove(id: string): void {
   conversations.value = conversations.value.filter((one) => one.id !== id);
   if (currentId.value === id) currentId.value = "";
   opened.delete(id);
+  keepDraft(id, "");
   void database.dropConversation(id);
 }
 
@@ -120,6 +122,7 @@ export function removeAll(): void {
   conversations.value = [];
   currentId.value = "";
   opened.clear();
+  dropDrafts();
   void database.dropAll();
 }
 
