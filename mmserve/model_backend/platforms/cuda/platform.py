@@ -27,7 +27,6 @@ class CudaPlatform(TorchPlatform):
         return torch.cuda.get_device_name(self.device)
 
     def ops(self) -> Ops:
-        torch.cuda.set_device(self.device)  # Triton launches on the current device
         if not offers_triton(self._attention, Gpu.of(self.device)):
             return super().ops()
         from mmserve.model_backend.platforms.cuda.ops import TritonOps
@@ -35,7 +34,6 @@ class CudaPlatform(TorchPlatform):
         return TritonOps(self.device)
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
-        torch.cuda.set_device(self.device)
         found = triton_attention(self._attention, spec, self.dtype, kv_dtype, Gpu.of(self.device))
         return super().attention(spec, kv_dtype) if found is None else found
 

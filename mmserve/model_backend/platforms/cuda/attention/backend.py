@@ -11,6 +11,7 @@ import triton
 from mmserve.messages.step import BlockCopy
 from mmserve.model_backend.attention.interface import CAUSAL, AttentionSpec, Mask, StepLimits
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
+from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
 from mmserve.model_backend.platforms.cuda.attention.metadata import TritonMetadata, TritonMetadataBuilder
 from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, padded
 from mmserve.model_backend.platforms.cuda.kernels.paged_prefill import prefill_tiles
@@ -61,6 +62,12 @@ class TritonAttention:
         layer_kv: torch.Tensor,
         metadata: TritonMetadata,
         mask: Mask = CAUSAL,
+    ) -> torch.Tensor:
+        with current_gpu(q):
+            return self._forward(q, kv, layer_kv, metadata, mask)
+
+    def _forward(
+        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: TritonMetadata, mask: Mask
     ) -> torch.Tensor:
         width = kv[0].numel()
         store_kv[(len(kv),)](

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import triton
 
+from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
 from mmserve.model_backend.platforms.cuda.attention.tiling import Tiling, padded
 from mmserve.model_backend.platforms.cuda.attention.work import Int32s
 from mmserve.model_backend.platforms.cuda.kernels.encoder_attention import encoder_tiles
@@ -29,9 +30,12 @@ class EncoderAttention:
         self._tiles = lru_cache(_KEPT_TILES)(self._tiles_of)
 
     def __call__(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
+        with current_gpu(qkv):
+            return self._attend(qkv, num_heads, self._tiles(tuple(lengths)))
+
+    def _attend(self, qkv: torch.Tensor, num_heads: int, tiles: torch.Tensor) -> torch.Tensor:
         size, sizes = qkv.shape[1] // 3, self._tiling
         dim = size // num_heads
-        tiles = self._tiles(tuple(lengths))
         out = torch.empty(len(qkv), size, dtype=qkv.dtype, device=qkv.device)
         encoder_tiles[(len(tiles), num_heads)](
             qkv,

@@ -48,7 +48,7 @@ class StepRecord:
         end = int(starts[-1])
         self._ints[:end].copy_(staging.ints[:end], non_blocking=True)
         if staging.copied is not None:
-            staging.copied.record()
+            staging.copied.record(torch.cuda.current_stream(self._device))
         return self._ints
 
     def _reserve(self, num_ints: int) -> None:

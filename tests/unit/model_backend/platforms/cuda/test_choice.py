@@ -10,10 +10,14 @@ import torch
 
 from mmserve.config.config import AttentionChoice
 from mmserve.model_backend.attention.interface import AttentionSpec, Mask
+from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cuda.attention import choice, self_test
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, triton_attention
 from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling
+from mmserve.model_backend.platforms.cuda.ops import TritonOps
+from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
+from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.runtime.errors import StartupError
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
@@ -87,3 +91,24 @@ def test_kernels_that_fail_their_test_are_not_used(
     assert chosen("auto") is None
     with pytest.raises(StartupError, match=f"its self-test failed .*{message}"):
         chosen("triton")
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("small_sizes")
+@pytest.mark.parametrize(
+    ("option", "attention", "ops"), [("auto", TritonAttention, TritonOps), ("torch", SdpaAttention, TorchOps)]
+)
+def test_the_platform_follows_the_option(
+    option: AttentionChoice, attention: type, ops: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gpu, "of", lambda device: GPU)
+    platform = CudaPlatform(GPU.device, torch.float32, option)
+    assert type(platform.attention(SPEC, torch.float32)) is attention
+    assert type(platform.ops()) is ops
+
+
+def test_an_old_gpu_is_refused_to_the_tower_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gpu, "of", lambda device: GPU._replace(capability=(7, 0)))
+    assert type(CudaPlatform(GPU.device, torch.float16).ops()) is TorchOps
+    with pytest.raises(StartupError, match="compute capability is 7"):
+        CudaPlatform(GPU.device, torch.float16, "triton").ops()
