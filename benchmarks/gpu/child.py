@@ -1,0 +1,21 @@
+"""The child process of one step: ``python -m benchmarks.gpu.child MODULE FILE LIMIT_S SETTINGS``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.checks import Checks, Settings
+
+
+def main(module: str, path: str, limit_s: str, settings: str) -> None:
+    """Run the step; its verdicts go to the file."""
+    given = json.loads(settings)
+    step = importlib.import_module(module)
+    step.run(Checks(Path(path), float(limit_s)), Settings(**given | {"only_families": tuple(given["only_families"])}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

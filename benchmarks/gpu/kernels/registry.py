@@ -1,0 +1,19 @@
+"""All kernels that are compared with float64. A kernel that replaces torch's on a platform is compared by its entry
+here as soon as the platform uses it; one with a call of its own needs an entry."""
+
+from __future__ import annotations
+
+from benchmarks.gpu.kernels import attention, ops
+from benchmarks.gpu.kernels.case import Kernel
+
+KERNELS = (
+    Kernel("paged attention", attention.paged_attention),
+    Kernel("rms_norm", ops.rms_norm),
+    Kernel("head_norm", ops.head_norm),
+    Kernel("rotary", ops.rotary),
+    Kernel("act_and_mul", ops.act_and_mul),
+    Kernel("linear", ops.linear),
+    Kernel("encoder attention", ops.encoder_attention),
+    Kernel("layer_norm", ops.layer_norm),
+    Kernel("add_scaled", ops.add_scaled),
+)

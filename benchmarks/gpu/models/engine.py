@@ -1,0 +1,194 @@
+"""One rank's engine in this process, with random weights of a published shape, made on the device."""
+
+from __future__ import annotations
+
+import json
+import random
+import tempfile
+import time
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+from benchmarks.gpu.checks import Settings
+from benchmarks.gpu.models.shapes import Shape
+from benchmarks.gpu.rates.device import device_of
+from mmserve.checkpoint.load import load
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config.config import Config
+from mmserve.config.deployment import Deployment
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
+from mmserve.model_backend.attention.interface import AttentionBackend
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.linear import LayerFinisher
+from mmserve.model_backend.layers.target import Targets
+from mmserve.model_backend.loader.registry import family_of
+from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.vision.interface import Tower
+from mmserve.model_backend.worker import model_runner
+from mmserve.model_backend.worker.model_runner import ModelRunner
+
+_GREEDY = SamplingParams(max_tokens=100_000, temperature=0.0)
+_STANDARD_DEVIATION = 0.02
+
+
+class Size(NamedTuple):
+    """Of the largest steps that are measured."""
+
+    batch: int
+    context: int
+    prompt: int
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """Of one sequence while its decode steps are measured."""
+        return self.context + 3 * self.steps + 8
+
+
+def spec_of(shape: Shape) -> ModelSpec:
+    """As it is read from a checkpoint directory that has no weights."""
+    with tempfile.TemporaryDirectory() as made:
+        (Path(made) / "config.json").write_text(json.dumps(shape.config))
+        return load(Path(made), weights=False)
+
+
+def fill(targets: Targets, modules: Any, generator: torch.Generator) -> None:
+    """Random numbers for every parameter, as small as trained ones; norms near one."""
+    finisher = LayerFinisher(modules)
+    with torch.inference_mode():
+        for name, target in targets.items():
+            if target is not None:
+                numbers = target.into.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+                if numbers.dim() == 1 and name.endswith("weight"):
+                    numbers.add_(1.0)
+                finisher.loaded(name)
+
+
+class Engine:
+    """Decode steps and prompts of one shape. Its KV cache is full of random numbers, so no prompt is needed first."""
+
+    def __init__(self, shape: Shape, size: Size, settings: Settings) -> None:
+        device = device_of(settings)
+        self._size, self.spec = size, spec_of(shape)
+        self._rng = random.Random(settings.seed)
+        self._generator = torch.Generator(device).manual_seed(settings.seed)
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+        length = max(size.tokens, size.prompt + 1)
+        config = Config(model="random", max_num_seqs=size.batch, max_num_batched_tokens=max(size.prompt, 16))
+        deployment = Deployment(
+            config=config,
+            model=self.spec,
+            served_name="random",
+            device=settings.device,  # type: ignore[arg-type]
+            dtype=dtype,  # type: ignore[arg-type]
+            max_model_len=length,
+            kv_tokens=max(size.batch * (size.tokens + 128), length + 128),
+            arena_nbytes=0,
+            run_dir="",
+            hash_seed=1,
+            url="",
+            version="",
+        )
+        platform = platform_for(device.type, dtype)
+        started_s = time.perf_counter()
+        with mock.patch.object(model_runner, "load_decoder", self._random_decoder):
+            self.runner = ModelRunner(deployment, TpGroup(), None, platform, lambda done, total, unit: None)
+        with torch.inference_mode():
+            self.runner._kv.normal_(generator=self._generator)
+        self.load_s = time.perf_counter() - started_s
+        self._step_id = 0
+
+    def _random_decoder(
+        self, model: ModelSpec, platform: Platform, attention: AttentionBackend[Any], tp: TpGroup, *_: object
+    ) -> DecoderModel:
+        """In place of ``load_decoder``."""
+        decoder = family_of(model.family).decoder(model.text, attention, platform.layer_context(tp))
+        fill(decoder.targets(), decoder.modules(), self._generator)
+        return decoder
+
+    def start_decoding(self, batch: int, context: int) -> None:
+        """So many sequences, of which all but the last token count as computed; the first decode step is made."""
+        self._batch, self._position = batch, context - 1
+        blocks = -(-self._size.tokens // self.runner.block_tokens)
+        new = tuple(self._sequence(slot, context) for slot in range(batch))
+        steps = tuple(
+            SequenceStep(slot, context - 1, 1, tuple(range(slot * blocks, (slot + 1) * blocks)), True)
+            for slot in range(batch)
+        )
+        self._checked(self.runner.step(self._plan(new=new, steps=steps)))
+
+    def decode_steps(self, count: int) -> list[float]:
+        """Seconds of each step, one after the other."""
+        found = []
+        for _ in range(count):
+            plan = self._next()
+            started_s = time.perf_counter()
+            self._checked(self.runner.step(plan))
+            found.append(time.perf_counter() - started_s)
+        return found
+
+    def overlapped_s(self, count: int) -> float:
+        """Seconds of a step, each launched before the result of the one before is collected."""
+        before = self.runner.launch(self._next())
+        started_s = time.perf_counter()
+        for _ in range(count):
+            launched = self.runner.launch(self._next())
+            self._checked(self.runner.collect(before))
+            before = launched
+        seconds = (time.perf_counter() - started_s) / count
+        self._checked(self.runner.collect(before))
+        return seconds
+
+    def stop(self) -> None:
+        """The sequences end."""
+        self.runner.step(self._plan(free=tuple(range(self._batch))))
+
+    def prompt_s(self, tokens: int) -> float:
+        """Seconds of a prompt in one step."""
+        blocks = tuple(range(-(-tokens // self.runner.block_tokens)))
+        plan = self._plan(new=(self._sequence(0, tokens),), steps=(SequenceStep(0, 0, tokens, blocks, True),))
+        started_s = time.perf_counter()
+        self._checked(self.runner.step(plan))
+        seconds = time.perf_counter() - started_s
+        self.runner.step(self._plan(free=(0,)))
+        return seconds
+
+    def _sequence(self, slot: int, length: int) -> NewSequence:
+        ids = array("q", self._rng.choices(range(self.spec.text.vocab_size), k=length)).tobytes()
+        return NewSequence(slot=slot, token_ids=ids, num_prompt_tokens=length, spans=(), sampling=_GREEDY)
+
+    def _next(self) -> StepPlan:
+        self._position += 1
+        return self._plan(steps=tuple(SequenceStep(slot, self._position, 1, (), True) for slot in range(self._batch)))
+
+    def _plan(self, **parts: Any) -> StepPlan:
+        self._step_id += 1
+        return StepPlan(step_id=self._step_id, **parts)
+
+    @staticmethod
+    def _checked(result: Any) -> None:
+        assert not result.failures, result.failures[0].message
+
+
+def random_tower(shape: Shape, settings: Settings) -> Tower:
+    """The vision tower of a shape, in bfloat16 on a GPU."""
+    device = device_of(settings)
+    platform, spec = platform_for(device.type, "bfloat16" if device.type == "cuda" else "float32"), spec_of(shape)
+    family = family_of(spec.family)
+    assert family.tower is not None, "a text model"
+    tower = family.tower(spec.vision, spec.text.hidden_size, platform.layer_context(TpGroup()))
+    fill(tower.targets(), tower.modules(), torch.Generator(device).manual_seed(settings.seed))
+    return tower
+
+
+def median(values: Sequence[float]) -> float:
+    """Of step times."""
+    return sorted(values)[len(values) // 2]

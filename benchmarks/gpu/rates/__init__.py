@@ -1,0 +1,1 @@
+"""Times, rates and floors on a device."""

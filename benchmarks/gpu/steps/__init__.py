@@ -1,0 +1,1 @@
+"""One module for each step of the battery, with ``run(checks, settings)``."""

@@ -1,0 +1,151 @@
+"""Step 5: decode steps and prompts of whole models with random weights, and a vision tower, beside their floors."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.gpu.checks import Checks, Figures, Settings
+from benchmarks.gpu.models.shapes import SHAPES, SMALL, Shape
+from benchmarks.gpu.rates.floors import decode_s, prefill_s, tower_operations
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.models.engine import Engine
+
+_MODELS = {"Llama-3.1-8B": ((1, 64, 8, 256), (8192, 1024)), "Qwen2.5-1.5B": ((1, 64), (2048,))}
+"""Batches of decode steps, and prompts; what goals are about comes first."""
+_SMALL_MODELS = {"Llama-3.1-8B": ((1, 3), (40,)), "Qwen2.5-1.5B": ((2,), ())}
+_CONTEXT, _SMALL_CONTEXT = 1024, 40
+_STEPS, _SMALL_STEPS = 30, 3
+_PROFILED_STEPS = 4
+_PICTURES, _GRID, _SMALL_GRID = 8, (1, 34, 46), (1, 4, 6)
+"""Patches (frames, rows, columns) of a picture of 640 x 480."""
+_TOWER = "Qwen2.5-VL-7B"
+
+
+class _Models:
+    """One engine at a time: memory has room for one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._name: str | None = None
+        self._engine: Engine | None = None
+
+    def shape(self, name: str) -> Shape:
+        return (SMALL if self.settings.small else SHAPES)[name]
+
+    def engine(self, name: str) -> Engine:
+        from benchmarks.gpu.models.engine import Engine, Size
+
+        if self._name != name or self._engine is None:
+            self.clear()
+            small = self.settings.small
+            batches, prompts = (_SMALL_MODELS if small else _MODELS)[name]
+            context, steps = (_SMALL_CONTEXT, _SMALL_STEPS) if small else (_CONTEXT, _STEPS)
+            size = Size(max(batches), context, max(prompts, default=1), steps + _PROFILED_STEPS)
+            self._engine, self._name = Engine(self.shape(name), size, self.settings), name
+        return self._engine
+
+    def clear(self) -> None:
+        """Give the device's memory back."""
+        import torch
+
+        self._engine = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def run(checks: Checks, settings: Settings) -> None:
+    models = _Models(settings)
+    for name, (batches, prompts) in (_SMALL_MODELS if settings.small else _MODELS).items():
+        checks.run(f"{name}, load", partial(_load, models, name))
+        for batch in batches:
+            checks.run(f"{name}, decode, {batch}", partial(_decode, models, name, batch))
+        for tokens in prompts:
+            checks.run(f"{name}, prompt of {tokens}", partial(_prompt, models, name, tokens))
+    checks.run(f"{_TOWER}, tower", partial(_tower, models))
+
+
+def _load(models: _Models, name: str) -> Figures:
+    engine = models.engine(name)
+    return {"s": engine.load_s, "blocks": engine.runner.num_blocks} | _memory()
+
+
+def _memory() -> dict[str, Any]:
+    import torch
+
+    return {"peak bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
+
+
+def _decode(models: _Models, name: str, batch: int) -> Figures:
+    """Steps one after the other, then each launched before the one before is collected, then profiled ones."""
+    from benchmarks.gpu.models.engine import median
+    from benchmarks.gpu.rates.ceilings import ceilings
+    from benchmarks.gpu.rates.device import device_of
+    from benchmarks.gpu.rates.profile import profiled
+
+    settings, engine = models.settings, models.engine(name)
+    steps, context = (_SMALL_STEPS, _SMALL_CONTEXT) if settings.small else (_STEPS, _CONTEXT)
+    engine.start_decoding(batch, context)
+    try:
+        engine.decode_steps(min(5, steps))
+        alone_s = median(engine.decode_steps(steps))
+        overlapped_s = engine.overlapped_s(steps)
+        work = partial(engine.overlapped_s, _PROFILED_STEPS)
+        about = profiled(work, _PROFILED_STEPS + 1, device_of(settings))
+    finally:
+        engine.stop()
+    floor_s = decode_s(models.shape(name).decoder, batch, context + steps, ceilings(settings))
+    best_s = min(alone_s, overlapped_s)
+    return {
+        "ms a step": 1e3 * alone_s,
+        "ms a step, overlapped": 1e3 * overlapped_s,
+        "ms of the floor": 1e3 * floor_s,
+        "tokens/s": batch / best_s,
+        "of the floor": floor_s / best_s,
+        **about,
+        **_memory(),
+    }
+
+
+def _prompt(models: _Models, name: str, tokens: int) -> Figures:
+    from benchmarks.gpu.models.engine import median
+    from benchmarks.gpu.rates.ceilings import ceilings
+
+    engine = models.engine(name)
+    engine.prompt_s(tokens)
+    seconds = median([engine.prompt_s(tokens) for _ in range(5)])
+    floor_s = prefill_s(models.shape(name).decoder, tokens, ceilings(models.settings))
+    return {
+        "ms": 1e3 * seconds,
+        "ms of the floor": 1e3 * floor_s,
+        "tokens/s": tokens / seconds,
+        "of the floor": floor_s / seconds,
+        **_memory(),
+    }
+
+
+def _tower(models: _Models) -> Figures:
+    """A batch of pictures of 640 x 480."""
+    import torch
+
+    from benchmarks.gpu.models.engine import random_tower
+    from benchmarks.gpu.rates.ceilings import ceilings
+    from benchmarks.gpu.rates.device import device_of
+    from benchmarks.gpu.rates.timing import Timer
+    from mmserve.model_backend.vision.interface import ViewTensors
+
+    models.clear()
+    settings, shape = models.settings, models.shape(_TOWER).tower
+    tower, device = random_tower(models.shape(_TOWER), settings), device_of(settings)
+    grid = _SMALL_GRID if settings.small else _GRID
+    patches = grid[0] * grid[1] * grid[2]
+    views = ViewTensors(torch.randn(patches, shape.patch_nums).to(device), torch.tensor([grid], dtype=torch.int32))
+    found: dict[str, Any] = {}
+    for count in (1, 2) if settings.small else (1, _PICTURES):
+        seconds = Timer(device, small=settings.small).median_s(partial(tower, [views] * count))
+        floor_s = count * tower_operations(shape, patches) / ceilings(settings).operations
+        found |= {f"ms of {count}": 1e3 * seconds, "of the floor": floor_s / seconds}
+    return found | {"patches": patches}

@@ -1,0 +1,193 @@
+"""Step 3: the device's greedy tokens are those of torch on the CPU, for every family and for the packaged model.
+
+In float32 they must be equal. In bfloat16, and with drawn tokens, the part of equal ones is reported.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.checks import Checks, Figures, Settings
+from benchmarks.gpu.rates.device import device_of, exact_float32
+
+_NUM_TOKENS, _ANSWER_TOKENS = 12, 24
+_CHUNK = 20
+_SIZES = ((60, 50), (30, 61))
+"""(width, height) of the pictures of a tiny checkpoint."""
+_QUESTIONS = 14
+_FIRST_ID, _LAST_ID = 40, 250
+"""Text of tiny checkpoints: ids that are no special tokens."""
+
+
+def run(checks: Checks, settings: Settings) -> None:
+    checks.run("imports", lambda: _imports(settings))
+    if not (found := checks.figures("imports")):
+        return
+    exact_float32()
+    families = settings.only_families or tuple(found["families"])
+    with tempfile.TemporaryDirectory() as made:
+        for family in families:
+            checks.run(f"float32, {family}", partial(_family, Path(made), family, settings))
+        checks.run("float32, packaged model", lambda: _packaged(settings, "float32"))
+        if not settings.small:
+            checks.run("bfloat16, packaged model", lambda: _packaged(settings, "bfloat16"))
+
+
+def _imports(settings: Settings) -> Figures:
+    """Skipped with the name of the package that is missing."""
+    import benchmarks.gpu.models.greedy
+    from benchmarks.checkpoints.tiny import TINY
+
+    device_of(settings)
+    assert benchmarks.gpu.models.greedy
+    return {"families": sorted(TINY)}
+
+
+def _family(folder: Path, family: str, settings: Settings) -> Figures:
+    from benchmarks.checkpoints.tiny import TINY
+    from mmserve.checkpoint.load import load
+    from mmserve.messages.sampling import SamplingParams
+
+    directory = TINY[family](folder / family)
+    spec, rng = load(directory), random.Random(settings.seed)
+    prompts = [_text_prompt(rng, length) for length in (1, 17, 70)]
+    if spec.vision is not None:
+        prompts.append(_picture_prompt(rng, spec))
+    greedy = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=1)
+    on = partial(_answers_on, directory, prompts, _NUM_TOKENS)
+    expected, found = on("reference", "float32", greedy), on(settings.device, "float32", greedy)
+    figures = {"prompts": len(prompts), "largest difference of logprobs": _largest_difference(expected, found)}
+    if not settings.small:
+        drawn = SamplingParams(max_tokens=1000, temperature=0.9, top_p=0.95, seed=settings.seed)
+        pairs = [(on("reference", "float32", drawn), on(settings.device, "float32", drawn))]
+        figures["part of drawn tokens equal"] = _equal_part(*pairs[0])
+        figures["part of bfloat16 tokens equal"] = _equal_part(expected, on(settings.device, "bfloat16", greedy))
+    _assert_equal(expected, found)
+    return figures
+
+
+def _packaged(settings: Settings, dtype: str) -> Figures:
+    """Answers to questions whose right answer is known."""
+    from mmserve.checkpoint.load import load
+    from mmserve.checkpoint.locate import locate
+    from mmserve.messages.sampling import SamplingParams
+    from training.sample import samples
+
+    directory = locate("llava")
+    spec = load(directory)
+    asked = list(samples(2 if settings.small else _QUESTIONS, seed=settings.seed % 10_000))
+    tokenizer = _tokenizer(directory)
+    prompts = [_chat_prompt(spec, tokenizer, sample) for sample in asked]
+    greedy = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=1)
+    on = partial(_answers_on, directory, prompts, _ANSWER_TOKENS)
+    expected, found = on("reference", "float32", greedy), on(settings.device, dtype, greedy)
+    said = [_until_end(answer.tokens, spec.eos_token_ids) for answer in found]
+    right = [
+        tokenizer.decode(ids, skip_special_tokens=True).strip() == sample.answer.strip()
+        for ids, sample in zip(said, asked, strict=True)
+        if len(ids) < _ANSWER_TOKENS
+    ]
+    figures = {
+        "questions": len(asked),
+        "right": sum(right),
+        "answered in full": len(right),
+        "part of tokens equal": _equal_part(expected, found),
+    }
+    if dtype == "float32":
+        _assert_equal(expected, found)
+    return figures
+
+
+def _answers_on(directory: Path, prompts: list[Any], num_tokens: int, device: str, dtype: str, sampling: Any) -> Any:
+    """``device``: cuda, cpu, or reference: torch on the CPU."""
+    import torch
+
+    from benchmarks.gpu.models.greedy import answers
+    from mmserve.model_backend.platforms.device import DTYPES, platform_for
+    from mmserve.model_backend.platforms.reference import TorchPlatform
+
+    if device == "reference":
+        return answers(
+            directory, TorchPlatform(torch.device("cpu"), DTYPES[dtype]), prompts, num_tokens, _CHUNK, sampling
+        )
+    return answers(directory, platform_for(device, dtype), prompts, num_tokens, _CHUNK, sampling)
+
+
+def _text_prompt(rng: random.Random, length: int) -> Any:
+    from benchmarks.gpu.models.greedy import Prompt
+
+    return Prompt([rng.randrange(_FIRST_ID, _LAST_ID) for _ in range(length)])
+
+
+def _picture_prompt(rng: random.Random, spec: Any) -> Any:
+    """Text, then each picture's runs of rows with a token behind each, then text."""
+    from benchmarks.gpu.models.greedy import Prompt, processed
+    from tests.fakes.media import png
+
+    pictures = processed(spec, [png(rng.randrange(1000), *size) for size in _SIZES])
+    ids = _text_prompt(rng, 9).ids
+    for picture in pictures:
+        for run in picture.expansion.runs:
+            ids += [*[spec.image_token_id] * run.rows, rng.randrange(_FIRST_ID, _LAST_ID)]
+    return Prompt(ids + _text_prompt(rng, 5).ids, pictures)
+
+
+def _tokenizer(directory: Path) -> Any:
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(directory)
+
+
+def _chat_prompt(spec: Any, tokenizer: Any, sample: Any) -> Any:
+    """As the server writes it: the chat template, with each picture's text in place of its placeholder."""
+    from benchmarks.gpu.models.greedy import Prompt, processed
+    from mmserve.processors.registry import processor_for
+
+    text = tokenizer.apply_chat_template(sample.messages, add_generation_prompt=True, tokenize=False)
+    pictures = processed(spec, sample.images) if sample.images else ()
+    processor = processor_for(spec)
+    assert processor is not None
+    first, *rest = text.split(processor.placeholder)
+    text = first + "".join(f"{picture.expansion.text}{after}" for picture, after in zip(pictures, rest, strict=True))
+    runs = iter([run for picture in pictures for run in picture.expansion.runs])
+    ids: list[int] = []
+    for token in tokenizer(text, add_special_tokens=False)["input_ids"]:
+        ids += [token] * next(runs).rows if token == spec.image_token_id else [token]
+    return Prompt(ids, pictures)
+
+
+def _until_end(tokens: list[int], ends: tuple[int, ...]) -> list[int]:
+    return tokens[: next((index for index, token in enumerate(tokens) if token in ends), len(tokens))]
+
+
+def _assert_equal(expected: Any, found: Any) -> None:
+    for index, (right, got) in enumerate(zip(expected, found, strict=True)):
+        same = next(
+            (i for i, pair in enumerate(zip(right.tokens, got.tokens, strict=True)) if pair[0] != pair[1]), None
+        )
+        assert same is None, f"prompt {index}: token {same} differs"
+
+
+def _equal_part(expected: Any, found: Any) -> float:
+    """Of the tokens, each answer up to its first that differs."""
+    count = total = 0
+    for right, got in zip(expected, found, strict=True):
+        total += len(right.tokens)
+        for one, other in zip(right.tokens, got.tokens, strict=True):
+            if one != other:
+                break
+            count += 1
+    return count / total
+
+
+def _largest_difference(expected: Any, found: Any) -> float:
+    pairs = [
+        (one, other)
+        for right, got in zip(expected, found, strict=True)
+        for one, other in zip(right.logprobs, got.logprobs, strict=True)
+    ]
+    return max(abs(one - other) for one, other in pairs)

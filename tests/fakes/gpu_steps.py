@@ -1,0 +1,62 @@
+"""A step of the GPU battery whose checks fail in every way. Without torch, so that its processes start at once."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from benchmarks.gpu.checks import Checks, Figures, Settings, Skipped
+
+
+def run(checks: Checks, settings: Settings) -> None:
+    """``settings.earlier`` names a folder in which the step leaves its traces."""
+    folder = Path(settings.earlier)
+    if "import" in settings.only_families:
+        raise RuntimeError("nothing can be prepared")
+    checks.run("good", lambda: _count(folder))
+    checks.run("wrong", _wrong)
+    checks.run("skipped", _skipped)
+    checks.run("missing", _missing)
+    checks.run("own missing", _own_missing)
+    checks.run("exits", lambda: os._exit(3))
+    checks.run("killed", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    checks.run("hangs", threading.Event().wait, limit_s=0.3)
+    checks.run("good at the end", lambda: {"figure": 2})
+    if "hang" in settings.only_families:
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held until the sleeper ends, which inherits the file
+            subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], pass_fds=[lock.fileno()])
+        checks.run("never", threading.Event().wait, limit_s=1000)
+
+
+def _count(folder: Path) -> Figures:
+    """How often it was made, in a file."""
+    file = folder / "made"
+    made = file.read_text() if file.exists() else ""
+    file.write_text(f"{made}x")
+    return {"figure": 1}
+
+
+def _wrong() -> Figures:
+    raise AssertionError("two is not three")
+
+
+def _skipped() -> Figures:
+    raise Skipped("needs a moon")
+
+
+def _missing() -> Figures:
+    import a_package_that_is_not_there  # type: ignore[import-not-found]
+
+    return {"found": str(a_package_that_is_not_there)}
+
+
+def _own_missing() -> Figures:
+    import mmserve.a_module_that_is_not_there  # type: ignore[import-not-found]
+
+    return {"found": str(mmserve.a_module_that_is_not_there)}

@@ -1,0 +1,90 @@
+"""The GPU battery loses nothing by a check that fails, ends its process or never ends; and its command runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.checks import Settings
+from benchmarks.gpu.plan import Step
+from benchmarks.gpu.results import result_of
+from benchmarks.gpu.supervise import run_step
+
+STEP = Step(2, "fails", 30, "tests.fakes.gpu_steps")
+
+
+def run(folder: Path, *ways: str, seconds: float = 30) -> dict[str, Any]:
+    settings = Settings(device="cpu", earlier=str(folder), only_families=ways)
+    return result_of(STEP, run_step(STEP, settings, folder, seconds))
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("battery")
+    return run(folder) | {"folder": folder}
+
+
+def test_every_check_has_a_verdict(result: dict[str, Any]) -> None:
+    found = {check["name"]: (check["verdict"], check.get("reason", "")) for check in result["checks"]}
+    assert found["good"] == found["good at the end"] == ("pass", "")
+    assert found["wrong"] == ("fail", "AssertionError: two is not three")
+    assert found["skipped"] == ("skipped", "needs a moon")
+    assert found["missing"] == ("skipped", "needs a_package_that_is_not_there")
+    assert found["own missing"][0] == "fail"
+    assert found["exits"][0] == "fail"
+    assert "exit status 3" in found["exits"][1]
+    assert found["killed"][0] == "fail"
+    assert "SIGKILL" in found["killed"][1]
+    assert found["hangs"][0] == "fail"
+    assert len(found) == 9
+    assert (result["verdict"], result["reason"][:22]) == ("fail", "2 of 9 checks passed; ")
+
+
+def test_no_check_is_made_again_after_one_that_ended_the_process(result: dict[str, Any]) -> None:
+    assert (result["folder"] / "made").read_text() == "x"
+
+
+def test_where_a_check_hung_is_in_the_log(result: dict[str, Any]) -> None:
+    assert "gpu_steps.py" in (result["folder"] / "step-2.log").read_text()
+
+
+def test_a_step_whose_time_is_over_keeps_its_verdicts_and_leaves_no_process(tmp_path: Path) -> None:
+    found = run(tmp_path, "hang", seconds=4)
+    assert found["verdict"] == "timed out"
+    verdicts = {check["name"]: check["verdict"] for check in found["checks"]}
+    assert verdicts["good"] == verdicts["good at the end"] == "pass"
+    with (tmp_path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for the end of the process that the step has left behind
+
+
+def test_a_step_that_cannot_begin(tmp_path: Path) -> None:
+    found = run(tmp_path, "import")
+    assert found["verdict"] == "fail"
+    assert found["reason"].startswith("ended with exit status 1: RuntimeError: nothing can be prepared")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """Facts of this machine, on a CPU."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "0", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "| 0 environment | pass |" in done.stdout
+    written = json.loads((tmp_path / "battery.json").read_text())
+    assert (written["device"], written["steps"][0]["verdict"]) == ("cpu", "pass")
+    assert {path.name for path in tmp_path.iterdir()} == {"battery.json", "battery.log"}
+
+
+def test_without_a_gpu_the_command_says_so(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--only", "1", "--results", str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert done.returncode == 1
+    assert "needs a GPU that torch can use" in done.stdout
