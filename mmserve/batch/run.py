@@ -57,7 +57,9 @@ async def run_batch(
     ahead = _Ahead(lines, done)
 
     async def work() -> None:
-        while (stop is None or not stop.is_set()) and (line := await ahead.take()) is not None:
+        while (line := await ahead.take()) is not None:
+            if stop is not None and stop.is_set():  # perhaps while the line was read
+                return
             if isinstance(line, BadLine):
                 writer.add(error_line(None, line.error, line.number), is_answer=False)
                 progress.failed += 1

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -29,8 +32,9 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Stack]:
-    with running("--overlap-scheduling", "--http-workers", "2", "--stuck-timeout", "5") as stack:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    batches = ("--batch-dir", str(tmp_path_factory.mktemp("batches")))
+    with running("--overlap-scheduling", "--http-workers", "2", "--stuck-timeout", "5", *batches) as stack:
         yield stack
 
 
@@ -130,6 +134,39 @@ def test_the_sequences_of_a_killed_http_worker_end_and_another_workers_streams_n
     until(lambda: server.answers and server.metric("process_restarts_total", role="httpserver") > restarts)
     assert server.eventually("num_requests_running", 0) == 0
     assert server.eventually("mm_leases", 0) == 0
+
+
+@pytest.mark.faults
+def test_a_batch_goes_on_in_the_other_http_worker_and_each_line_has_one_answer(server: Stack) -> None:
+    body = {"model": "llava", "messages": TEXT, "temperature": 0, "max_tokens": 100, "ignore_eos": True}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    names = [f"{number:03}" for number in range(400)]
+    content = "\n".join(json.dumps({"custom_id": name, **line}) for name in names)
+    client = server.client()
+    file = client.files.create(file=("in.jsonl", content.encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    (leader,) = filter(_runs_batches, server.processes("mmserve: httpserver"))
+
+    def state() -> openai.types.Batch:
+        """Asked again where the connection is to the worker that is killed."""
+        return client.with_options(max_retries=5).batches.retrieve(batch.id)
+
+    until(lambda: (counts := state().request_counts) is not None and counts.completed > 0, timeout_s=60)
+    leader.kill()
+    until(lambda: state().status == "completed", timeout_s=120)
+    counts, output = state().request_counts, state().output_file_id
+    assert counts is not None
+    assert output is not None
+    assert (counts.total, counts.completed, counts.failed) == (400, 400, 0)
+    answered = [json.loads(text)["custom_id"] for text in client.files.content(output).text.splitlines()]
+    assert sorted(answered) == names
+    assert not leader.is_running()
+
+
+def _runs_batches(worker: psutil.Process) -> bool:
+    """It reads the pipe through which it is woken."""
+    links = (link for link in Path(f"/proc/{worker.pid}/fd").iterdir())
+    return any(os.path.basename(os.readlink(link)) == "wake" for link in links)  # noqa: PTH119 - a name of a link
 
 
 def _num_clients(worker: psutil.Process) -> int:

@@ -15,6 +15,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from mmserve.httpserver.api.openai.batches import one_run, routes
 from mmserve.messages.request import MAX_PRIORITY, GenerateRequest
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
@@ -156,6 +157,8 @@ def test_a_cancelled_batch_keeps_what_is_answered(tmp_path: Path) -> None:
         waiting = await _until(client, waiting.id, "cancelled")
         assert (await _content(client, waiting.error_file_id)).keys() == {"never"}
         assert waiting.output_file_id is None
+        assert waiting.request_counts is not None
+        assert waiting.request_counts.model_dump() == {"total": 1, "completed": 0, "failed": 1}
         assert (await client.batches.cancel(waiting.id)).status == "cancelled"
         done = await _until(client, (await _create(client, _line("a"))).id, "completed")
         with pytest.raises(openai.BadRequestError, match="completed already"):
@@ -188,6 +191,49 @@ def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
             assert len(await _content(client, batch.output_file_id)) == 40
             assert batch.error_file_id is None
             assert sum(isinstance(one, GenerateRequest) for one in worker.upstream.received) <= 28
+
+    run(main)
+
+
+def test_an_expired_batch_keeps_what_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "_WINDOW_S", 1)
+
+    async def test(worker: Worker, client: openai.AsyncOpenAI) -> None:
+        worker.upstream.behave = say_then_hold("he", "llo")
+        batch = await _create(client, *(_line(f"{number:02}") for number in range(30)))
+        assert batch.expires_at == batch.created_at + 1
+        await worker.until(lambda: len(worker.context.request_tasks) == 9)
+        await asyncio.sleep(1.1)  # its timer was set before this one
+        worker.upstream.release.set()
+        batch = await _until(client, batch.id, "expired")
+        assert len(await _content(client, batch.output_file_id)) == 9
+        errors = await _content(client, batch.error_file_id)
+        assert {line["error"]["code"] for line in errors.values()} == {"batch_expired"}
+        assert batch.request_counts is not None
+        assert batch.request_counts.model_dump() == {"total": 30, "completed": 9, "failed": 21}
+        assert batch.expired_at is not None
+
+    _test(tmp_path, test, max_num_seqs=1)
+
+
+def test_a_batch_that_expired_while_no_server_ran_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with _worker(tmp_path, max_num_seqs=1, shutdown_timeout=0.1) as (worker, client):
+            worker.upstream.behave = say_then_hold("he", "llo")  # no line has an answer when the server ends
+            running = await _create(client, *(_line(f"{number:02}") for number in range(12)))
+            waiting = await _create(client, _line("never"))
+            await worker.until(lambda: len(worker.context.request_tasks) == 9)
+        monkeypatch.setattr(one_run, "today_s", lambda: running.expires_at)
+        async with _worker(tmp_path, max_num_seqs=20) as (worker, client):
+            for batch, names in ((running, {f"{number:02}" for number in range(12)}), (waiting, {"never"})):
+                batch = await _until(client, batch.id, "expired")
+                assert batch.output_file_id is None
+                assert (await _content(client, batch.error_file_id)).keys() == names
+                assert batch.request_counts is not None
+                assert batch.request_counts.model_dump() == {"total": len(names), "completed": 0, "failed": len(names)}
+            assert not [one for one in worker.upstream.received if isinstance(one, GenerateRequest)]
 
     run(main)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from mmserve.batch.lines import BatchLine
 from mmserve.batch.output import BatchFiles, BatchWriter
 from mmserve.batch.resume import opened
 from mmserve.batch.run import NoReply, Progress, run_batch
-from mmserve.batch.source import check, read_lines
+from mmserve.batch.source import BadLine, check, read_lines
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.patience import Reply
 
@@ -122,6 +122,26 @@ def test_a_run_goes_on_where_another_stopped(run: Run) -> None:
     run.sent.clear()
     assert run.go() == Progress(4, 1)
     assert not run.sent
+
+
+def test_no_line_is_begun_after_the_stop(run: Run) -> None:
+    """It comes while the first lines are read, for which all tasks wait."""
+    stop = asyncio.Event()
+    run.write("a", "b", "c")
+
+    def lines() -> Iterator[BatchLine | BadLine]:
+        stop.set()
+        yield from read_lines(run.source)
+
+    async def answer(line: BatchLine) -> Reply:
+        raise AssertionError("a line was begun")
+
+    async def main(files: BatchFiles) -> None:
+        async with BatchWriter(files) as writer:
+            await run_batch(lines(), files.done, answer, writer, 2, Progress(), stop=stop)
+
+    with opened(run.source, check(run.source), run.answers, run.errors, retry_errors=False) as files:
+        asyncio.run(main(files))
 
 
 def test_lines_may_be_added_to_the_input(run: Run) -> None:

@@ -27,6 +27,7 @@ from mmserve.httpserver.batch_store.records import (
 )
 from mmserve.httpserver.batch_store.store import BatchStore, today_s
 from mmserve.runtime.patience import Reply, patiently
+from mmserve.runtime.uncancelled import to_completion
 
 MAX_LINES = 50_000
 _MAX_ERRORS = 50
@@ -84,7 +85,8 @@ class BatchRun:
             if self._stopping:
                 return
             if (reason := _UNSENT.get(self._end)) is not None:
-                await asyncio.to_thread(_add_unsent, source, answers, errors, files, reason)
+                # Another process may go on with the batch once this task has ended: no thread may still write then.
+                await to_completion(asyncio.to_thread(_add_unsent, source, answers, errors, files, reason))
         finally:
             await asyncio.to_thread(files.close)
         await self._finalize(answers, errors)
@@ -194,7 +196,9 @@ class BatchRun:
 
         def change(batch: StoredBatch) -> None:
             batch.output_file_id, batch.error_file_id = ids
-            batch.request_counts = _counts(batch, counts.completed, counts.failed)
+            # A batch that is cancelled before it is validated has no total yet.
+            total = max(batch.request_counts.total, counts.completed + counts.failed)
+            batch.request_counts = RequestCounts(total, counts.completed, counts.failed)
             batch.usage = usage
             batch.status = self._end
             setattr(batch, f"{self._end}_at", now_s)
