@@ -23,6 +23,13 @@ using linear::kPanel;
 constexpr int64_t kKeyTile = 128;  // keys between two updates of the softmax
 constexpr int64_t kTaskRows = 48;  // query rows of one task
 constexpr int64_t kAlign = 16;     // the softmax takes this many scores at a time
+constexpr int64_t kAhead = 16;     // rows: a row's part of one head is too short for the CPU's own prefetcher
+
+// Fetches `size` numbers that will be read, or written.
+template <int kWrites = 0>
+void prefetch(const float* numbers, int64_t size) {
+    for (int64_t i = 0; i < size; i += memory::kLine / sizeof(float)) __builtin_prefetch(numbers + i, kWrites);
+}
 
 inline int64_t round_up(int64_t size, int64_t to) { return (size + to - 1) / to * to; }
 
@@ -114,10 +121,12 @@ struct Sequence {
         std::fill(none, none + job.dim, 0.f);
         const int64_t from = first_row + index * kKeyTile;
         for (int64_t key = 0; key < packed.count; ++key) {
+            prefetch(job.part(from + key + kAhead, 1, head), job.dim);
             pack_row(job.part(from + key, 1, head), job.dim, row);
             packed.set_key(key, row, job.dim);
         }
         for (int64_t key = 0; key < packed.count; key += Mode::kDepth) {
+            for (int64_t i = 0; i < Mode::kDepth; ++i) prefetch(job.part(from + key + kAhead + i, 2, head), job.dim);
             const float* second = key + 1 < packed.count ? job.part(from + key + 1, 2, head) : none;
             packed.set_values(key, job.part(from + key, 2, head), second, job.dim);
         }
@@ -149,6 +158,7 @@ void attend_rows(const Job& job, const Sequence<Mode>& sequence, int64_t head, i
     const float scale = 1.f / std::sqrt(static_cast<float>(dim));
     for (int64_t r = 0; r < rows; ++r) {
         const float* from = job.part(sequence.first_row + first + r, 0, head);
+        prefetch(job.part(sequence.first_row + first + r + kAhead, 0, head), dim);
         for (int64_t i = 0; i < dim; ++i) row[i] = from[i] * scale;
         convert_inputs<Mode>(row, dim, q + r * stride);
     }
@@ -158,6 +168,7 @@ void attend_rows(const Job& job, const Sequence<Mode>& sequence, int64_t head, i
         attend<Mode>(sequence.tile(index, head, dim), rows, dim, {q, stride}, scores, weights, softmax, out);
     for (int64_t r = 0; r < rows; ++r) {
         float* to = job.out + ((sequence.first_row + first + r) * job.heads + head) * dim;
+        prefetch<1>(to + kAhead * job.heads * dim, dim);
         const float sum = softmax[r].sum();
         for (int64_t i = 0; i < dim; ++i) to[i] = out[r * dim + i] / sum;
     }
