@@ -160,10 +160,10 @@ class BatchQueue:
         else:
             self.permits.decline(pending.permit_name)
 
-    def next_batch(self, *, promised_only: bool = False) -> ImageBatch | None:
+    def next_batch(self, *, promised_only: bool = False, room: int = sys.maxsize) -> ImageBatch | None:
         """Take images that are not in flight, of the oldest requests with a permit; in flight until ``finish``.
 
-        ``promised_only``: only images of the promised request, for a batch behind one that is being decoded.
+        ``room``: most images, at least 1. ``promised_only``: only images of the promised request, for a batch behind one that is being decoded.
         """
         if self.promised is not None and self.permits.all_closed:
             pending, self.promised = self.promised, None
@@ -174,7 +174,7 @@ class BatchQueue:
         first_started: list[PendingRequest] = []
         for pending in [pending for pending in self._pending.values() if pending.has_permit]:
             idle = self._idle_tasks(pending)
-            added = idle[: self._max_images - len(chosen)]
+            added = idle[: min(self._max_images, room) - len(chosen)]
             if added:
                 self._start(pending, added)
                 chosen += added

@@ -1,16 +1,14 @@
 """Moves requests through decode permits, decoding and the vision tower. Lives on the event loop.
 
 Four stages run at the same time: receiving messages, acquiring decode permits, decoding one batch, encoding one batch.
-Blocking work has threads of its own. The decoding thread itself waits for room in the encoder, so that the next batch
-starts without a round trip through the event loop.
+Blocking work has threads of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -20,8 +18,9 @@ from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Turnover
 from mmserve.visualserver.batch_queue import Answer, BatchQueue, ImageBatch
 from mmserve.visualserver.encode import Encoder, EncoderBatch
+from mmserve.visualserver.encoder_room import EncoderRoom
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
-from mmserve.visualserver.images import Image, Outcome
+from mmserve.visualserver.images import Outcome, item_ids
 from mmserve.visualserver.pending_request import PendingRequest
 from mmserve.visualserver.permit_stage import PermitStage
 from mmserve.visualserver.permits import PermitClient
@@ -59,10 +58,9 @@ class Pipeline:
         self._wake_decode = asyncio.Event()
         self._wake_encode = asyncio.Event()
         self._decoding: dict[Future[DecodedBatch], ImageBatch] = {}
-        """Batches of the decoding thread: the one being decoded or waiting for the encoder, and at most one behind."""
+        """Batches of the decoding thread: the one being decoded, and at most one behind."""
         self._max_encoder_images = max_encoder_images
-        self._encoder_room = threading.Semaphore(max_encoder_images)
-        """In images. The decoding thread acquires it for each batch; released when the batch is encoded."""
+        self._encoder_room = EncoderRoom(max_encoder_images)
         self._to_encode: list[EncoderBatch] = []
         """Decoded batches for the next call of the tower."""
         self._merge_candidate: Future[DecodedBatch] | None = None
@@ -75,7 +73,7 @@ class Pipeline:
     @property
     def busy(self) -> bool:
         """True if something is being computed. Waiting for a permit does not count: it may take long."""
-        return bool(self._decoding or self._to_encode or self._encoding)
+        return bool(self._decoding or self._encoder_room.has_waiting or self._to_encode or self._encoding)
 
     @property
     def is_overdue(self) -> bool:
@@ -106,8 +104,6 @@ class Pipeline:
         self._decoder.close()
         for thread in (self._decode_thread, self._encode_thread):
             thread.shutdown(wait=False, cancel_futures=True)
-        # A decoding thread blocked on this semaphore would keep the process alive.
-        self._encoder_room.release(self._max_encoder_images)
 
     def _refuse(self, abort: AbortRequest, num_ahead: int) -> None:
         """Abort a request that can be sent again when ``num_ahead`` client requests have left the queue."""
@@ -119,7 +115,7 @@ class Pipeline:
         async with asyncio.TaskGroup() as running:
             while True:
                 batch = await self._next_batch()
-                future = self._decode_thread.submit(self._decode_and_reserve, batch.images)
+                future = self._decode_thread.submit(self._decoder.decode, batch.images)
                 self._decoding[future] = batch
                 running.create_task(self._after_decoding(future))
 
@@ -127,9 +123,10 @@ class Pipeline:
         """The next batch to decode.
 
         While the decoding thread has a batch, it gets at most one more, and only when the promised request may start:
-        its images are then decoded without a round trip through the event loop.
+        its images are then decoded without a round trip through the event loop. At most a batch size of images is being
+        decoded or waits for room in the encoder.
         """
-        while len(self._decoding) > 1 or (batch := self._queue.next_batch(promised_only=bool(self._decoding))) is None:
+        while (batch := self._batch_within_room()) is None:
             self._wake_decode.clear()
             await self._wake_decode.wait()
         # A request that shares an image with this batch may now ask for a permit for its other images.
@@ -140,21 +137,20 @@ class Pipeline:
             self._metrics.add("mm_queue_seconds", now_s - pending.received_s)
         return batch
 
+    def _batch_within_room(self) -> ImageBatch | None:
+        room = self._encoder_room.to_decode - sum(len(batch.images) for batch in self._decoding.values())
+        if len(self._decoding) > 1 or room < 1:
+            return None
+        return self._queue.next_batch(promised_only=bool(self._decoding), room=room)
+
     def _waits_for_decoder(self, pending: PendingRequest) -> bool:
         """True if a batch that starts the request is queued at the decoding thread."""
         return any(
             pending in batch.first_started and not _has_started(future) for future, batch in self._decoding.items()
         )
 
-    def _decode_and_reserve(self, images: Sequence[Image]) -> DecodedBatch:
-        """Runs in the decoding thread, and blocks it until the encoder has room for the batch."""
-        decoded = self._decoder.decode(images)
-        for _ in decoded.images:
-            self._encoder_room.acquire()
-        return decoded
-
     async def _after_decoding(self, future: Future[DecodedBatch]) -> None:
-        """Wait until the batch is decoded or cancelled, then hand its pixels to the encoder."""
+        """Wait until the batch is decoded or cancelled. Its pixels then wait for the encoder."""
         done = asyncio.wrap_future(future)
         try:
             await asyncio.wait((done,))
@@ -169,9 +165,17 @@ class Pipeline:
         for seconds in decoded.seconds:
             self._metrics.add("mm_decode_seconds", seconds)
         if decoded.images:
-            self._hand_to_encoder(decoded, batch)
+            self._encoder_room.add(decoded, batch)
         self._finish(decoded.outcomes)
-        self._pixels_handed_over((*decoded.outcomes, *(image.item_id for image in decoded.images)))
+        self._pixels_handed_over(decoded.outcomes)
+        self._fill_encoder()
+
+    def _fill_encoder(self) -> None:
+        """Hand over all batches for which the encoder has room."""
+        while (ready := self._encoder_room.take()) is not None:
+            images = item_ids(ready[0].images)
+            self._hand_to_encoder(*ready)
+            self._pixels_handed_over(images)
 
     def _hand_to_encoder(self, decoded: DecodedBatch, batch: ImageBatch) -> None:
         """Queue the pixels for the tower, and choose whether the tower waits for the next batch.
@@ -200,6 +204,7 @@ class Pipeline:
             encoded = await loop.run_in_executor(self._encode_thread, self._encoder.encode, batches)
             self._encoding = False
             self._encoder_room.release(len(encoded.outcomes))
+            self._fill_encoder()
             self._metrics.add("mm_encode_seconds", encoded.seconds)
             self._metrics.add("mm_encode_batch_size", len(encoded.outcomes))
             self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed", "")

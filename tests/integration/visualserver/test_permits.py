@@ -361,9 +361,9 @@ def test_a_batch_behind_another_is_not_decoded_when_its_requests_are_aborted(
         decoded.append(bytes(data))
         return blocked_views(processor, data)
 
-    def counted(queue: BatchQueue, *, promised_only: bool) -> ImageBatch | None:
+    def counted(queue: BatchQueue, *, promised_only: bool, room: int) -> ImageBatch | None:
         nonlocal num_batches
-        if (batch := next_batch(queue, promised_only=promised_only)) is not None:
+        if (batch := next_batch(queue, promised_only=promised_only, room=room)) is not None:
             num_batches += 1
             if num_batches == 2:
                 second_batch.set()
