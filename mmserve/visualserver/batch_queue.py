@@ -163,7 +163,8 @@ class BatchQueue:
     def next_batch(self, *, promised_only: bool = False, room: int = sys.maxsize) -> ImageBatch | None:
         """Take images that are not in flight, of the oldest requests with a permit; in flight until ``finish``.
 
-        ``room``: most images, at least 1. ``promised_only``: only images of the promised request, for a batch behind one that is being decoded.
+        ``room``: most images, at least 1. ``promised_only``: only images of the promised request, for a batch behind
+        one that is being decoded.
         """
         if self.promised is not None and self.permits.all_closed:
             pending, self.promised = self.promised, None

@@ -133,6 +133,32 @@ def test_a_permit_ends_when_the_encoder_has_the_pixels_not_when_they_are_encoded
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=1)
 
 
+def test_requests_that_arrive_one_after_another_while_the_tower_computes_are_encoded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipelines = _record_pipelines(monkeypatch)
+
+    async def until_waiting(num_images: int) -> None:
+        room = pipelines[0]._encoder_room
+        await asyncio.to_thread(until, lambda: room.to_decode == 2 - num_images)
+
+    async def scenario(stack: Stack) -> None:
+        stack.tower.gate.clear()
+        stack.send("first", png(0), png(1))
+        await stack.encoding()
+        for count, number in enumerate((2, 3), start=1):
+            stack.send(f"r{number}", png(number))
+            await until_waiting(count)
+        stack.send("more than may wait", png(4))
+        await _until_permits(stack, 3, 0)
+        stack.tower.gate.set()
+        assert await stack.received(4) == stack.sent
+        assert stack.tower.batches == [2, 2, 1]
+        await _until_permits(stack, 0, 0)
+
+    play(tmp_path, scenario, visual_batch_size=2)
+
+
 def test_requests_that_wait_for_a_single_permit_are_encoded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

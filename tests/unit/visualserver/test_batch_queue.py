@@ -240,6 +240,16 @@ def test_a_promised_request_waits_for_all_images_of_the_current_one() -> None:
     assert _ids(queue.next_batch(promised_only=True)) == [4]
 
 
+def test_a_batch_keeps_within_the_room_there_is() -> None:
+    queue = BatchQueue(max_images=4)
+    queue.add(_request("a", 1, 2, 3), 0.0)
+    queue.add(_request("b", 4), 0.0)
+    _grant_all(queue)
+    assert _ids(queue.next_batch(room=2)) == [1, 2]
+    assert queue.permits.take_ended() == []
+    assert _ids(queue.next_batch(room=8)) == [3, 4]
+
+
 def test_an_image_has_waiters_as_long_as_a_request_needs_it() -> None:
     queue = BatchQueue(8)
     queue.add(_request("a", 1), 0.0)
