@@ -83,7 +83,7 @@ class SdpaAttention:
         # Finite numbers only: a masked weight of 0 times inf or NaN of a neighbour's block would be NaN.
         kv.nan_to_num_(0.0, 0.0, 0.0)
         largest = torch.finfo(layer_kv.dtype).max
-        if largest < torch.finfo(kv.dtype).max:  # in fp8 larger ones would be NaN
+        if largest < torch.finfo(kv.dtype).max:  # torch 2.11 makes NaN of numbers that fp8 cannot hold
             kv.clamp_(-largest, largest)
         tokens, stored = layer_kv.flatten(0, 1), kv.to(layer_kv.dtype)
         tokens[metadata.slot_mapping] = stored
