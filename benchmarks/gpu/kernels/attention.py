@@ -76,10 +76,12 @@ class Attended(NamedTuple):
     numbers: Sequence[torch.Tensor]
     mask: Mask = CAUSAL
     image_ends: Sequence[int] | None = None
+    kv_dtype: torch.dtype | None = None
+    """Of the cache; None: the platform's."""
 
     def on(self, platform: Platform) -> torch.Tensor:
         """By the platform's backend, through a cache in its dtype."""
-        backend = platform.attention(self.spec, platform.dtype)
+        backend = platform.attention(self.spec, self.kv_dtype or platform.dtype)
         with torch.inference_mode():
             return self.by(backend, platform)
 
@@ -87,9 +89,8 @@ class Attended(NamedTuple):
         """What was before the step is stored by steps of its own."""
         block_tokens = backend.block_sizes[0]
         layout = Layout(self.chunks, block_tokens, seed=len(self.chunks))
-        cache = torch.full(
-            backend.kv_shape(layout.num_blocks, block_tokens), _UNWRITTEN, dtype=platform.dtype, device=platform.device
-        )
+        shape = backend.kv_shape(layout.num_blocks, block_tokens)
+        cache = torch.full(shape, _UNWRITTEN, device=platform.device).to(self.kv_dtype or platform.dtype)
         most_tokens = sum(chunk.start + chunk.count for chunk in self.chunks)
         builder = backend.builder(StepLimits(most_tokens, len(self.chunks), layout.tables.shape[1], block_tokens))
         for slot, step in layout.before():
@@ -128,6 +129,10 @@ def paged_attention(bench: Bench) -> Iterator[Case]:
     for name, chunks in sets.items():
         yield _case(bench, f"{name}, window of {_WINDOW}, {_said(heads)}", heads, chunks, Mask(window=_WINDOW))
         yield _case(bench, f"{name}, scores capped, {_said(heads)}", heads, chunks, CAUSAL, soft_cap=_CAP)
+        if bench.dtype != torch.float32:
+            yield _case(
+                bench, f"{name}, fp8 cache, {_said(heads)}", heads, chunks, CAUSAL, kv_dtype=torch.float8_e4m3fn
+            )
     pictures = (Chunk(130), Chunk(20, 60))
     ends = [131, *range(21, 81)]
     ends[1 + 10 : 1 + 40] = [60] * 30  # positions 30 to 59 are a picture
@@ -143,11 +148,12 @@ def _case(
     mask: Mask,
     image_ends: Sequence[int] | None = None,
     soft_cap: float | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> Case:
     q, kv, dim = heads
     spec = AttentionSpec(q, kv, dim, masks=(mask,), soft_cap=soft_cap)
     numbers = [bench.random(chunk.start + chunk.count, q + 2 * kv, dim) for chunk in chunks]
-    return Case(name, Attended(spec, chunks, numbers, mask, image_ends).on)
+    return Case(name, Attended(spec, chunks, numbers, mask, image_ends, kv_dtype).on)
 
 
 def _said(heads: tuple[int, int, int]) -> str:

@@ -10,16 +10,20 @@ import torch
 
 from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttention
 from mmserve.model_backend.platforms.cuda.attention.self_test import checked_encoder
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.cuda.row_ops import RowOps, working_kernels
+
+_working_kernels = lru_cache(working_kernels)
 
 logger = logging.getLogger(__name__)
 
 
-class TritonOps(TorchOps):
-    """See ``layers.ops.Ops``. A kernel is tested when it first meets heads of a size, and used if it passes."""
+class TritonOps(RowOps):
+    """See ``layers.ops.Ops``. Kernels are tested before they are used: those of rows at once, the towers' when it first
+    meets heads of a size."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.tested = _working_kernels(device)
         self._encoder = lru_cache(None)(self._tested_encoder)
 
     def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:

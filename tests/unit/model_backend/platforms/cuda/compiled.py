@@ -1,7 +1,7 @@
 """Compiles what the attention kernels launch on a GPU, without one, and reports what the GPU would need for it.
 
 ``python -m tests.unit.model_backend.platforms.cuda.compiled CAPABILITY CASE...`` prints a JSON list. A case is JSON:
-the fields of ``Case``, or ["encoder", head size, dtype] for a vision tower. This is a process of its own, because
+the fields of ``Case``, ["encoder", head size, dtype] for a vision tower, or ["rows", size, dtype] for norms and gates. This is a process of its own, because
 Triton's interpreter, in which the other tests run kernels, is chosen when Triton is imported.
 """
 
@@ -25,7 +25,7 @@ import torch
 from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Mask, StepLimits
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 
-ENCODER = "encoder"
+ENCODER, ROWS = "encoder", "rows"
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Of a program, by compute capability."""
 
@@ -143,14 +143,30 @@ def compile_encoder(dim: int, dtype: str, capability: int) -> list[dict[str, Any
     return [resources(kernel) for kernel in kernels]
 
 
+def compile_rows(size: int, dtype: str, capability: int) -> list[dict[str, Any]]:
+    """The norm of rows of so many numbers, the rotation of heads and the gate of an MLP."""
+    from mmserve.model_backend.platforms.cuda.row_ops import RowOps
+
+    ops, x, angles = RowOps(), torch.empty(8, size, dtype=getattr(torch, dtype)), torch.empty(8, 64)
+    ops.tested = frozenset({"rms_norm", "rotary_", "act_and_mul"})
+    with compiled_launches(capability) as kernels:
+        ops.rms_norm(x, x[0], 1e-6)
+        ops.rotary_(x.unflatten(1, (-1, 128)), angles.to(x.dtype), angles.to(x.dtype))
+        ops.act_and_mul("silu")(x)
+    return [resources(kernel) for kernel in kernels]
+
+
+def compile_any(case: list[Any], capability: int) -> list[dict[str, Any]]:
+    """See the module's text."""
+    match case:
+        case [kind, *about] if kind == ENCODER:
+            return compile_encoder(*about, capability)
+        case [kind, *about] if kind == ROWS:
+            return compile_rows(*about, capability)
+    return compile_case(Case(*case), capability)
+
+
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") != "1"
     capability, *cases = map(json.loads, sys.argv[1:])
-    print(
-        json.dumps(
-            [
-                compile_encoder(*case[1:], capability) if case[0] == ENCODER else compile_case(Case(*case), capability)
-                for case in cases
-            ]
-        )
-    )
+    print(json.dumps([compile_any(case, capability) for case in cases]))
