@@ -9,9 +9,9 @@ import platform
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 from benchmarks.gpu.checks import Checks, Figures, Settings, Skipped
-from benchmarks.load import report
 
 _PACKAGES = ("torch", "triton", "numpy", "transformers", "safetensors", "tokenizers", "torchvision", "nvidia-ml-py")
 NEEDED = {
@@ -40,17 +40,28 @@ def run(checks: Checks, settings: Settings) -> None:
 def _host() -> Figures:
     cores = len(os.sched_getaffinity(0))
     compilers = {name: shutil.which(name) or "" for name in ("c++", "g++", "nvcc", "nvidia-smi")}
-    return {"machine": report.machine(), "cores": cores, "kernel": platform.release(), **compilers}
+    return {"processor": _processor(), "cores": cores, "kernel": platform.release(), **compilers}
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _packages() -> Figures:
     """Passes whatever is missing: the steps that need it say so."""
     found = {name: _version(name) for name in _PACKAGES}
     missing = {
-        f"missing for {what}": " ".join(name for name in names if importlib.util.find_spec(name) is None)
-        for what, names in NEEDED.items()
+        f"missing for {what}": " ".join(name for name in names if _is_missing(name)) for what, names in NEEDED.items()
     }
     return found | {what: names for what, names in missing.items() if names}
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:
+        return True
 
 
 def _version(name: str) -> str:

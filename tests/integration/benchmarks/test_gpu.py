@@ -70,15 +70,34 @@ def test_a_step_that_cannot_begin(tmp_path: Path) -> None:
     assert found["reason"].startswith("ended with exit status 1: RuntimeError: nothing can be prepared")
 
 
-def test_the_command(tmp_path: Path) -> None:
-    """Facts of this machine, on a CPU."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "0", "--results", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("msgspec", "httptools", "zmq", "httpx2", "rpyc", "llguidance"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+"""A machine without packages that mmserve needs."""
+
+
+def test_the_command_where_packages_are_missing(tmp_path: Path) -> None:
+    """Facts of this machine come all the same; the step that needs the packages is skipped and says so."""
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT)
+    results = tmp_path / "results"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "0,2", "--results", str(results)]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert "| 0 environment | pass |" in done.stdout
-    written = json.loads((tmp_path / "battery.json").read_text())
-    assert (written["device"], written["steps"][0]["verdict"]) == ("cpu", "pass")
-    assert {path.name for path in tmp_path.iterdir()} == {"battery.json", "battery.log"}
+    assert "needs msgspec" in done.stdout
+    written = json.loads((results / "battery.json").read_text())
+    assert [step["verdict"] for step in written["steps"]] == ["pass", "skipped"]
+    packages = next(check for check in written["steps"][0]["checks"] if check["name"] == "packages")
+    assert "httptools" in packages["figures"]["missing for the server"]
+    assert {path.name for path in results.iterdir()} == {"battery.json", "battery.log"}
 
 
 def test_without_a_gpu_the_command_says_so(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Compiles what the attention kernels launch on a GPU, without one, and reports what the GPU would need for it.
 
 ``python -m tests.unit.model_backend.platforms.cuda.compiled CAPABILITY CASE...`` prints a JSON list. A case is JSON:
-the fields of ``Case``, ["encoder", head size, dtype] for a vision tower, or ["rows", size, dtype] for norms and gates. This is a process of its own, because
-Triton's interpreter, in which the other tests run kernels, is chosen when Triton is imported.
+the fields of ``Case``, ["encoder", head size, dtype] for a vision tower, or ["rows", size, dtype] for norms and gates.
+This is a process of its own, because Triton's interpreter, in which the other tests run kernels, is chosen when Triton
+is imported.
 """
 
 from __future__ import annotations
