@@ -54,10 +54,16 @@ class Served(NamedTuple):
     directory: Path
     processed: Processed
     stack: Stack
+    known: dict[str, Answer]
+    """What transformers answered, for tests that ask the same."""
 
     def expected(self, asked: list[Question], settings: dict[str, Any] = THEIR_GREEDY) -> list[Answer]:
         """Of transformers."""
-        return expected(self.directory, asked, self.processed, settings)
+        keys = {question: f"{question} {settings}" for question in asked}
+        missing = [question for question, key in keys.items() if key not in self.known]
+        found = expected(self.directory, missing, self.processed, settings)
+        self.known.update(zip([keys[question] for question in missing], found, strict=True))
+        return [self.known[keys[question]] for question in asked]
 
     def prompt(self, question: Question) -> list[int]:
         """Its token ids, with the image token's id for each row of a picture."""
@@ -85,7 +91,7 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
-        yield Served(directory, processed, stack)
+        yield Served(directory, processed, stack, {})
         stack.check_all_released()
 
 
@@ -96,7 +102,8 @@ def test_16_clients_are_answered_as_by_transformers(family: Served) -> None:
 
 
 def test_generation_config_is_what_requests_leave_out(family: Served) -> None:
-    assert ask_all(family.stack, QUESTIONS, {}) == family.expected(QUESTIONS, {})
+    few = QUESTIONS[:6]
+    assert ask_all(family.stack, few, {}) == family.expected(few, {})
 
 
 def test_a_request_that_was_computed_before_is_found_whole_in_the_prefix_cache(family: Served) -> None:
