@@ -101,19 +101,21 @@ def encoder_attention(bench: Bench) -> Iterator[Case]:
 
 
 def linear(bench: Bench) -> Iterator[Case]:
-    """With a bias, and added to a residual."""
+    """Added to a residual, with a bias and without."""
     for rows, out, inner in _sizes(bench, (1, 6144, 4096), (17, 576, 1536), (128, 3584, 3584)):
         inputs = [bench.random(*shape) for shape in ((rows, inner), (out, inner), (out,), (rows, out))]
-        yield Case(f"{rows} x {inner} -> {out}", lambda platform, inputs=inputs: _linear(platform, inputs))
+        for bias in (True, False):
+            name = f"{rows} x {inner} -> {out}{', bias' if bias else ''}"
+            yield Case(name, lambda platform, inputs=inputs, bias=bias: _linear(platform, inputs, with_bias=bias))
 
 
-def _linear(platform: Platform, inputs: list[torch.Tensor]) -> torch.Tensor:
+def _linear(platform: Platform, inputs: list[torch.Tensor], *, with_bias: bool) -> torch.Tensor:
     x, weight, bias, residual = (each.to(platform.device, platform.dtype, copy=True) for each in inputs)
     method = platform.linear_method("none", LinearShape.full(*weight.shape, ("matrix",)))
     with torch.inference_mode():
         method.weight.copy_(weight)  # type: ignore[attr-defined]
         method.finish_loading()
-        return method.apply(x, bias, residual)
+        return method.apply(x, bias if with_bias else None, residual)
 
 
 def _sizes(bench: Bench, *sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -151,6 +151,9 @@ class EagerExecutor:
 class TorchPlatform:
     """See ``interface.Platform``. Its process set-up does nothing, apart from torch's own threads."""
 
+    plain_linear: type[PlainLinear] = PlainLinear
+    """Of unquantized weights."""
+
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
 
@@ -167,7 +170,7 @@ class TorchPlatform:
     def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
         if quantization != "none":
             raise StartupError("--quantization needs a C++ compiler on this machine (c++ or g++): install one")
-        return PlainLinear(shape, self.dtype, self.device)
+        return self.plain_linear(shape, self.dtype, self.device)
 
     def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
         raise StartupError(

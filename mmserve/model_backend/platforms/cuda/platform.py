@@ -11,12 +11,15 @@ from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
 from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_triton, triton_attention
+from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.reference import TorchPlatform
 
 
 class CudaPlatform(TorchPlatform):
     """See ``interface.Platform``. ``attention``: the option of that name."""
+
+    plain_linear = ResidualLinear
 
     def __init__(self, device: torch.device, dtype: torch.dtype, attention: AttentionChoice = "auto") -> None:
         super().__init__(device, dtype)
