@@ -23,6 +23,7 @@ KernelWays = Literal["auto", "kept", "default"]
 KernelLevel = Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "neon_bf16", "neon"]
 Speculative = Literal["none", "ngram"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
+EventFormat = Literal["map", "array"]
 MAX_SEED = 2**63 - 1
 _MAX_GB = 10**6
 _MAX_MB = 10**9
@@ -264,6 +265,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mm_hash: Annotated[
         MmHash, _field("media", "content key of images; blake3 and sha256 withstand crafted collisions")
     ] = "xxh3"
+    mm_hash_seed: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_SEED)] | None,
+        _field("media", "seed of content keys: a secret that servers behind one router share; default: random"),
+    ] = None
     max_mm_preprocess_concurrency: Annotated[
         int, _field("media", "requests whose images are decoded at once; 0: as many as --pixel-budget-mb lets", ge=0)
     ] = 0
@@ -288,6 +293,30 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allowed_local_media_path: Annotated[str | None, _field("media", "directory below which file: URLs are allowed")] = (
         None
     )
+
+    kv_events_endpoint: Annotated[
+        str | None,
+        _field(
+            "kv events",
+            "where routers of other projects hear what the prefix cache holds (ZeroMQ, as vLLM), e.g. "
+            "tcp://127.0.0.1:5557; whoever reaches it reads prompts as token ids",
+        ),
+    ] = None
+    kv_events_replay_endpoint: Annotated[
+        str | None,
+        _field("kv events", "where they ask for events that they have missed, e.g. tcp://127.0.0.1:5558"),
+    ] = None
+    kv_events_topic: Annotated[
+        str | None,
+        _field("kv events", "topic of the events; llm-d wants kv@POD@MODEL; default: empty, as vLLM's"),
+    ] = None
+    kv_events_format: Annotated[
+        EventFormat,
+        _field("kv events", "map: as vLLM since June 2026; array: as before, for subscribers that read no other"),
+    ] = "map"
+    kv_events_buffer_mb: Annotated[
+        float, _field("kv events", "latest events kept to be repeated, MiB", gt=0, le=_MAX_MB)
+    ] = 16.0
 
     stuck_timeout: Annotated[
         float,

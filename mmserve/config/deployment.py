@@ -62,7 +62,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of the image that has the most, as the image processor is set; 0 for a text model."""
     run_dir: str
     hash_seed: int
-    """Random per start, so that content keys of different servers differ."""
+    """--mm-hash-seed, or random per start, so that content keys of different servers differ."""
     url: str
     version: str
 

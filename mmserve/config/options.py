@@ -24,6 +24,7 @@ from msgspec import inspect
 from mmserve.config import media_limits
 from mmserve.config.api_keys import load_api_keys
 from mmserve.config.config import ENV_PREFIX, Config
+from mmserve.config.event_options import check_kv_events
 from mmserve.runtime.errors import StartupError
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
@@ -176,6 +177,7 @@ def check(config: Config) -> None:
             raise OptionError(f"--allowed-origins {origin} is no origin: write it as https://example.com, or * for any")
     try:
         load_api_keys(config)
+        check_kv_events(config)
     except StartupError as error:
         raise OptionError(str(error)) from None
     if config.allowed_local_media_path is not None and not Path(config.allowed_local_media_path).is_dir():

@@ -200,6 +200,8 @@ class LeasedItem(msgspec.Struct, frozen=True):
     """Of the image in the prompt."""
     processing: Processing = DEFAULT_PROCESSING
     decoded_nbytes: int = 0
+    key: bytes = b""
+    """Content key."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     processing: Processing = DEFAULT_PROCESSING
     grid: Grid = (1, 1, 1)
     """Of the span's rows, for rotary positions."""
+    key: bytes = b""
+    """Content key of the image, which names it to others (--kv-events-endpoint)."""
 
 
 def end_beside_images(spans: Iterable[MediaSpan], start: int, end: int) -> int:

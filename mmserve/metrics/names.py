@@ -108,6 +108,9 @@ METRICS: dict[str, Metric] = {
     "num_requests_waiting": Metric("gauge", "Sequences waiting for a slot"),
     "kv_cache_usage_perc": Metric("gauge", "KV blocks held by running sequences, 0 to 1"),
     "kv_blocks": Metric("gauge", "KV blocks", ("state",)),
+    "cache_config_info": Metric(
+        "gauge", "Always 1; its labels are tokens of a KV block and number of blocks", ("block_size", "num_gpu_blocks")
+    ),
     "num_preemptions": Metric("counter", "Sequences whose KV was freed, to be recomputed later"),
     "prefix_cache_queries": Metric("counter", "Prompt tokens looked up in the prefix cache"),
     "prefix_cache_hits": Metric("counter", "Prompt tokens found in the prefix cache"),

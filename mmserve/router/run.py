@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing, suppress
 
+from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process, Stop
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
@@ -17,6 +18,10 @@ from mmserve.metrics.client import MetricsClient
 from mmserve.router.encoder_links import EncoderLinks
 from mmserve.router.engine_client import EngineClient
 from mmserve.router.inbox import Inbox
+from mmserve.router.kv_cache.listener import CacheListener
+from mmserve.router.kv_events.feed import EventFeed
+from mmserve.router.kv_events.publisher import Publisher
+from mmserve.router.kv_events.recorder import BlockRecorder
 from mmserve.router.output import OutputSender
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from mmserve.router.stats import report_state
@@ -25,6 +30,7 @@ from mmserve.router.stats import report_state
 def run(process: Process) -> None:
     """Serves until Stop is raised."""
     deployment, endpoints = process.deployment, process.endpoints
+    config = deployment.config
     with suppress(Stop), ExitStack() as stack:
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         metrics = stack.enter_context(closing(MetricsClient(endpoints, process.name)))
@@ -33,14 +39,18 @@ def run(process: Process) -> None:
             closing(OutputSender(endpoints, num_http_endpoints(deployment.config.http_workers)))
         )
         # A text model has no visual servers, and a socket without a peer wakes up 30 times a second to reconnect.
-        visual_workers = deployment.config.visual_workers if deployment.model.vision is not None else 0
+        visual_workers = config.visual_workers if deployment.model.vision is not None else 0
         encoders = stack.enter_context(closing(EncoderLinks(endpoints, visual_workers)))
         engine = stack.enter_context(closing(EngineClient(endpoints, deployment.config.tp, heartbeat)))
+        publisher = stack.enter_context(_publisher(config)) if config.kv_events_endpoint is not None else None
         ready = engine.wait_ready()
-        scheduler = _scheduler(deployment, ready, metrics)
+        feed = None if publisher is None else _feed(process, publisher, ready.block_tokens)
+        scheduler = _scheduler(deployment, ready, metrics, None if feed is None else feed.recorder)
+        metrics.add("cache_config_info", 1, str(ready.block_tokens), str(ready.num_blocks))
         process.ready({"kv_blocks": ready.num_blocks, "kv_tokens": ready.num_blocks * ready.block_tokens})
-        depth = 2 if deployment.config.overlap_scheduling else 1
-        serve(Inbox(receiver), scheduler, engine, encoders, output, metrics, heartbeat, process.fault_point(), depth)
+        depth = 2 if config.overlap_scheduling else 1
+        inbox, faults = Inbox(receiver), process.fault_point()
+        serve(inbox, scheduler, engine, encoders, output, metrics, heartbeat, faults, depth, feed)
 
 
 def serve(
@@ -53,6 +63,7 @@ def serve(
     heartbeat: HeartbeatSender,
     faults: FaultPoint,
     depth: int,
+    feed: EventFeed | None = None,
 ) -> None:
     """The router's loop, with at most ``depth`` plans in flight. Idle, it sleeps and wakes for heartbeats only.
 
@@ -73,6 +84,8 @@ def serve(
         while engine.num_in_flight < depth and (plan := scheduler.schedule()):
             output.send_all(scheduler.take_starts())
             engine.send(plan)
+            if feed is not None:
+                feed.planned()
         encoders.send_all(scheduler.take_encoder_messages())
         planned_s = time.perf_counter()
         if engine.num_in_flight:
@@ -82,6 +95,8 @@ def serve(
                 encoders.send_all(scheduler.take_encoder_messages())
             plan, result = engine.receive()
             scheduler.apply(plan, result)
+            if feed is not None:
+                feed.computed()
             _report_step(metrics, plan, planned_s - started_s, time.perf_counter() - started_s)
         output.send_all(scheduler.take_replies())
         encoders.send_all(scheduler.take_encoder_messages())
@@ -97,7 +112,26 @@ def _report_step(metrics: MetricsClient, plan: StepPlan, schedule_s: float, step
         metrics.add("step_seconds", step_s)
 
 
-def _scheduler(deployment: Deployment, ready: RankReady, metrics: MetricsClient) -> Scheduler:
+def _publisher(config: Config) -> Publisher:
+    assert config.kv_events_endpoint is not None
+    return Publisher(
+        config.kv_events_endpoint,
+        config.kv_events_replay_endpoint,
+        config.kv_events_topic or "",
+        int(config.kv_events_buffer_mb * 2**20),
+    )
+
+
+def _feed(process: Process, publisher: Publisher, block_tokens: int) -> EventFeed:
+    """Tells that the cache is empty, as it is after every start."""
+    recorder = BlockRecorder(block_tokens, process.deployment.model.image_token_id or 0)
+    form = process.deployment.config.kv_events_format
+    return EventFeed(publisher, recorder, form, process.incarnation, time.time)
+
+
+def _scheduler(
+    deployment: Deployment, ready: RankReady, metrics: MetricsClient, listener: CacheListener | None = None
+) -> Scheduler:
     """A scheduler for the KV cache that the ranks have allocated."""
     config = SchedulerConfig(
         max_num_seqs=deployment.config.max_num_seqs,
@@ -114,6 +148,7 @@ def _scheduler(deployment: Deployment, ready: RankReady, metrics: MetricsClient)
         block_tokens=ready.block_tokens,
         now=time.monotonic,
         record=metrics.add,
+        listener=listener,
     )
     scheduler.observe_chunk(ready.chunk_tokens, ready.chunk_s)
     return scheduler

@@ -123,7 +123,7 @@ class MediaLeases:
             records = await self._acquire(request_id, items, alloc_items)
             with self._turnover.held():
                 yield [
-                    LeasedItem(record, expansion, item.processing, nbytes)
+                    LeasedItem(record, expansion, item.processing, nbytes, item.key)
                     for record, expansion, item, nbytes in zip(records, expansions, items, decoded_nbytes, strict=True)
                 ]
         finally:

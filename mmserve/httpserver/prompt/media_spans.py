@@ -41,6 +41,7 @@ class LeasedRun(NamedTuple):
             first_row=self.first_row,
             processing=self.item.processing,
             grid=self.grid,
+            key=self.item.key,
         )
 
 

@@ -23,7 +23,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+from mmserve.messages.media import MediaSpan
 from mmserve.router.kv_cache.block_pool import BlockPool
+from mmserve.router.kv_cache.listener import CacheListener
 from mmserve.router.kv_cache.prefix_cache import Node, PrefixTree
 
 
@@ -51,6 +53,8 @@ class BlockTable:
     """Cache nodes of the first len(nodes) blocks. The other blocks are used by this sequence alone."""
     prefix_hit: PrefixMatch
     """The cached prefix that the table was allocated with."""
+    spans: tuple[MediaSpan, ...] = ()
+    """Rows of images among the tokens; of interest to a listener alone."""
     cacheable: bool = True
     """False once another sequence has cached the same tokens first: the further blocks of this one stay private."""
 
@@ -64,10 +68,11 @@ class BlockTable:
 class KvCacheManager:
     """KV blocks of ``block_tokens`` tokens each. Every rank uses the same block numbers."""
 
-    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+    def __init__(self, num_blocks: int, block_tokens: int, listener: CacheListener | None = None) -> None:
         self.block_tokens = block_tokens
         self._pool = BlockPool(num_blocks)
-        self._tree = PrefixTree(block_tokens)
+        self._tree = PrefixTree(block_tokens, None if listener is None else listener.removed)
+        self._listener = listener
         self.num_frees = 0
         """Number of calls of ``free``. Until it changes, a sequence that did not fit still does not fit."""
 
@@ -113,7 +118,7 @@ class KvCacheManager:
         """How many of the nodes' blocks no sequence uses."""
         return sum(self._pool.ref_count(node.block) == 0 for node in nodes)
 
-    def allocate(self, num_tokens: int, match: PrefixMatch) -> BlockTable | None:
+    def allocate(self, num_tokens: int, match: PrefixMatch, spans: tuple[MediaSpan, ...] = ()) -> BlockTable | None:
         """A table for ``num_tokens`` tokens: the matched blocks, then new ones. None if too few are available."""
         nodes = match.nodes
         num_new = self.blocks_for(num_tokens) - len(nodes)
@@ -123,7 +128,7 @@ class KvCacheManager:
             if self._pool.incref(node.block):
                 self._tree.mark_in_use(node)
         blocks = [node.block for node in nodes] + self._allocate(num_new)
-        return BlockTable(blocks, list(nodes), match)
+        return BlockTable(blocks, list(nodes), match, spans=spans)
 
     def extend(self, table: BlockTable, num_tokens: int) -> tuple[int, ...] | None:
         """Adds blocks until the table holds ``num_tokens`` tokens, and returns them. None if too few are available."""
@@ -147,7 +152,11 @@ class KvCacheManager:
                 table.cacheable = False
             else:
                 table.nodes.append(node)
-        return table.nodes[num_known] if len(table.nodes) > num_known else None
+        if len(table.nodes) == num_known:
+            return None
+        if self._listener is not None:
+            self._listener.stored(table.nodes[num_known:], num_known, table.spans, table.prefix_hit.salt)
+        return table.nodes[num_known]
 
     def cache_partial_block(self, table: BlockTable, tokens: array[int], num_computed: int) -> None:
         """Caches the last, partly filled block of a sequence. Called just before ``free``."""

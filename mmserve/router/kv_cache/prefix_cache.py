@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import takewhile
 
 _TOKEN_NBYTES = 8
@@ -34,6 +35,11 @@ class Node:
         fully computed."""
 
     @property
+    def is_root(self) -> bool:
+        """True for what stands above the first blocks of prompts: no block."""
+        return self.block == _NO_BLOCK
+
+    @property
     def removed(self) -> bool:
         """True once the node is out of the tree. Sequences that use its block keep it."""
         return self.parent is None
@@ -48,7 +54,9 @@ class PrefixTree:
     The caller counts references and reports when the count leaves or reaches 0.
     """
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, on_removed: Callable[[Node], None] | None = None) -> None:
+        """``on_removed``: called with each node that leaves the tree."""
+        self._on_removed = on_removed
         self.root = Node(b"", _NO_BLOCK, None)
         """Above the first blocks of prompts without a salt."""
         self._salted_roots: dict[bytes, Node] = {}
@@ -140,6 +148,8 @@ class PrefixTree:
             del parent.last_freed_child[node.first_token]
         if parent.block == _NO_BLOCK and parent.key and not parent.children:
             del self._salted_roots[parent.key]
+        if self._on_removed is not None:
+            self._on_removed(node)
 
     def descendants(self, node: Node) -> list[Node]:
         """All nodes below ``node``, parents before children."""

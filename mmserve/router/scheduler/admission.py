@@ -124,6 +124,7 @@ class Admission:
         may if no other one runs."""
         num_newly_used = self._kv.num_unreferenced(match.nodes)
         if self.kv_demand.fits(sequence, num_hit_blocks=len(match.nodes), num_used=self._kv.num_used + num_newly_used):
-            return self._kv.allocate(min(len(sequence.tokens), sequence.ready_end(match.num_tokens)), match)
+            num_tokens = min(len(sequence.tokens), sequence.ready_end(match.num_tokens))
+            return self._kv.allocate(num_tokens, match, sequence.request.spans)
         sequence.num_frees_when_refused = self._kv.num_frees
         return None

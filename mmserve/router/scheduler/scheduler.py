@@ -20,6 +20,7 @@ from mmserve.messages.request import (
     WorkerDied,
 )
 from mmserve.messages.step import StepPlan, StepResult
+from mmserve.router.kv_cache.listener import CacheListener
 from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.scheduler.admission import Admission
 from mmserve.router.scheduler.image_requests import ImageRequests
@@ -57,9 +58,17 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, *, num_blocks: int, block_tokens: int, now: Clock, record: Record
+        self,
+        config: SchedulerConfig,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        now: Clock,
+        record: Record,
+        listener: CacheListener | None = None,
     ) -> None:
-        self.kv = KvCacheManager(num_blocks, block_tokens)
+        """``listener``: is told what the prefix cache holds."""
+        self.kv = KvCacheManager(num_blocks, block_tokens, listener)
         # A sequence that fills the cache alone has reached the end of its context.
         self._context_tokens = min(config.max_model_len, num_blocks * block_tokens)
         # Room in every step beside one token for each of the other slots.

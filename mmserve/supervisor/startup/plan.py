@@ -86,7 +86,7 @@ def make(
         arena_nbytes=_arena_nbytes(config, model, max_image_rows * embed_row_nbytes(model, activations)),
         max_image_rows=max_image_rows,
         run_dir=run_dir,
-        hash_seed=secrets.randbits(63),
+        hash_seed=secrets.randbits(63) if config.mm_hash_seed is None else config.mm_hash_seed,
         url=url,
         version=metadata.version("mmserve"),
     )

@@ -32,7 +32,7 @@ NUM_WORKERS, NUM_RANKS = 2, 2
 _ROOT = Path(__file__).parents[3]
 
 
-def _deployment(run_dir: Path, *, overlap: bool) -> Deployment:
+def _deployment(run_dir: Path, *, overlap: bool, options: dict[str, Any]) -> Deployment:
     text = TextSpec(
         hidden_size=8,
         intermediate_size=8,
@@ -51,6 +51,7 @@ def _deployment(run_dir: Path, *, overlap: bool) -> Deployment:
             http_workers=NUM_WORKERS,
             tp=NUM_RANKS,
             overlap_scheduling=overlap,
+            **options,
         ),
         model=ModelSpec(family="llava", path=str(run_dir), text=text, vision=vision_spec()),
         served_name="fake",
@@ -67,11 +68,12 @@ def _deployment(run_dir: Path, *, overlap: bool) -> Deployment:
 
 
 class RouterPeers:
-    """The processes around the router: fake ranks with ``num_blocks`` KV blocks each, HTTP workers, metrics, health."""
+    """The processes around the router: fake ranks with ``num_blocks`` KV blocks each, HTTP workers, metrics, health.
+    ``options``: of the server."""
 
-    def __init__(self, run_dir: Path, stack: ExitStack, num_blocks: int, *, overlap: bool) -> None:
+    def __init__(self, run_dir: Path, stack: ExitStack, num_blocks: int, *, overlap: bool, **options: Any) -> None:
         endpoints = Endpoints(run_dir)
-        self.deployment = _deployment(run_dir, overlap=overlap)
+        self.deployment = _deployment(run_dir, overlap=overlap, options=options)
         self.fakes = [FakeRank(num_blocks, num_slots=4, max_tokens=64) for _ in range(NUM_RANKS)]
         self.router: Sender[EngineInbound] = stack.enter_context(closing(Sender(endpoints.router, EngineInbound)))
         self.workers: list[Receiver[HttpInbound]] = [

@@ -14,6 +14,7 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, EncodeRequest, GenerateRequest, ImagesEncoded
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
+from mmserve.router.kv_cache.listener import CacheListener
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from mmserve.router.scheduler.sequence import SequenceStatus
 from mmserve.router.speculation.draft_source import Draft
@@ -167,6 +168,7 @@ class Engine:
         whole_images: bool = False,
         max_forced_tokens: int = 0,
         drafts: bool = False,
+        listener: CacheListener | None = None,
     ) -> None:
         """``expects_short``: many short answers were observed, so long ones are underestimated and lead to preemption.
         ``token_s``: the forward time that the rank reports for a token. ``max_new_tokens``: most tokens of one
@@ -192,6 +194,7 @@ class Engine:
             block_tokens=block_tokens,
             now=lambda: self.clock_s,
             record=lambda name, value: self.metrics[name].append(value),
+            listener=listener,
         )
         if drafts:
             self.scheduler._planner._drafter = OracleDrafter(self.context_tokens)

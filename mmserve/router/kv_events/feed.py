@@ -1,0 +1,47 @@
+"""The events of one router process: records, numbers and publishes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mmserve.config.config import EventFormat
+from mmserve.router.kv_events.publisher import Publisher
+from mmserve.router.kv_events.recorder import BlockRecorder
+from mmserve.router.kv_events.wire import AllBlocksCleared, Event, encode
+
+_BATCHES_OF_A_START = 1 << 40
+"""More than a process publishes. The numbers of a restarted engine begin above those of the one before, so every
+subscriber sees a gap and asks for what it lacks, which begins with AllBlocksCleared."""
+
+
+class EventFeed:
+    """``planned`` and ``computed`` are called by the router's loop; ``recorder`` listens to the prefix cache."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        recorder: BlockRecorder,
+        form: EventFormat,
+        incarnation: int,
+        now: Callable[[], float],
+    ) -> None:
+        """``incarnation``: number of earlier starts of the engine. ``now``: seconds since 1970."""
+        self.recorder = recorder
+        self._publisher = publisher
+        self._form = form
+        self._now = now
+        self._number = incarnation * _BATCHES_OF_A_START
+        self._publish([AllBlocksCleared()])
+
+    def planned(self) -> None:
+        """A plan was made."""
+        self.recorder.planned()
+
+    def computed(self) -> None:
+        """The result of the oldest plan was applied."""
+        if events := self.recorder.computed():
+            self._publish(events)
+
+    def _publish(self, events: list[Event]) -> None:
+        self._publisher.publish(self._number, encode(events, self._now(), self._form))
+        self._number += 1
