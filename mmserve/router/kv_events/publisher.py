@@ -41,6 +41,8 @@ class Publisher:
             raise StartupError("too few file descriptors are left for --kv-events-endpoint: raise `ulimit -n`")
         self._topic = topic.encode()
         self._buffer = ReplayBuffer(buffer_nbytes)
+        self._is_behind = False
+        """The last batch was lost on the way to the thread."""
         self._sockets: list[zmq.Socket[bytes]] = []
         try:
             self._subscribers = self._bound(zmq.PUB, endpoint, _UNREAD_BATCHES)
@@ -72,7 +74,11 @@ class Publisher:
         try:
             self._queue.send_multipart((wire.sequence_bytes(number), payload), zmq.NOBLOCK)
         except zmq.Again:
-            logger.warning("the KV events of a step were not published: too many wait")
+            if not self._is_behind:
+                logger.warning("KV events are lost: the thread that publishes them does not keep up")
+            self._is_behind = True
+        else:
+            self._is_behind = False
 
     def _serve(self) -> None:
         poller = zmq.Poller()

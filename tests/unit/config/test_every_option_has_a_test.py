@@ -18,6 +18,7 @@ OPERATIONS = "integration/httpserver/test_operations.py"
 BUDGETS = "integration/httpserver/test_budgets.py"
 PERMITS = "integration/visualserver/test_permits.py"
 READER = "unit/httpserver/media/test_reader.py"
+KV_EVENTS = "integration/router/test_kv_events.py"
 ROUTER = "unit/router/test_run.py"
 CONNECTIONS = "unit/httpserver/http/test_connection_limits.py"
 FETCH = (
@@ -91,6 +92,12 @@ SHOWN_BY = {
     "concurrent_alloc_fraction": "integration/httpserver/test_traffic_split.py"
     "::test_a_new_fraction_applies_to_all_workers_and_to_a_restarted_one",
     "concurrent_alloc_workers": f"{READER}::test_large_images_are_read_in_parallel",
+    "mm_hash_seed": f"{PLAN}::test_servers_share_a_hash_seed_that_was_given",
+    "kv_events_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
+    "kv_events_replay_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
+    "kv_events_topic": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
+    "kv_events_format": f"{KV_EVENTS}::test_events_are_arrays_and_few_are_kept_if_asked_for",
+    "kv_events_buffer_mb": f"{KV_EVENTS}::test_events_are_arrays_and_few_are_kept_if_asked_for",
     "mm_hash": f"{READER}::test_the_hash_is_the_configured_one",
     "max_mm_preprocess_concurrency": f"{PERMITS}::test_requests_that_decode_at_once_are_limited_in_number",
     "max_queued_mm_requests": f"{PERMITS}::test_waiting_is_bounded_in_number_and_time",

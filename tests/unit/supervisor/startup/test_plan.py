@@ -254,6 +254,11 @@ def test_two_starts_have_two_hash_seeds(model: ModelSpec) -> None:
     assert _make(model).hash_seed != _make(model).hash_seed
 
 
+def test_servers_share_a_hash_seed_that_was_given(model: ModelSpec) -> None:
+    assert _make(model, mm_hash_seed=0).hash_seed == 0
+    assert _make(model, mm_hash_seed=7).hash_seed == 7
+
+
 def test_topology_counts_and_titles(model: ModelSpec) -> None:
     deployment = _make(model, tp=2, http_workers=2, visual_workers=1)
     roles = topology(deployment)
