@@ -27,6 +27,7 @@ SHOWN = {
     "httpserver/prompt/chat_template.py",  # templates may say today's date
     "metrics/state_page.py",  # when a sample of the last hour was taken
     "httpserver/request/otlp_export.py",  # when a span began
+    "router/kv_events/feed.py",  # when a batch of events was made
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from mmserve.config.config import EventFormat
@@ -23,7 +24,7 @@ class EventFeed:
         recorder: BlockRecorder,
         form: EventFormat,
         incarnation: int,
-        now: Callable[[], float],
+        now: Callable[[], float] = time.time,
     ) -> None:
         """``incarnation``: number of earlier starts of the engine. ``now``: seconds since 1970."""
         self.recorder = recorder
