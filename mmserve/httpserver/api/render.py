@@ -75,6 +75,20 @@ class Effective(msgspec.Struct):
     source: str
 
 
+class Place(msgspec.Struct):
+    """From the first to the last token of an image, text between its runs included."""
+
+    offset: int
+    length: int
+
+
+class Features(msgspec.Struct):
+    """Keys and places of the images, by "image", as vLLM names them and llm-d reads them. The same as in KV events."""
+
+    mm_hashes: dict[str, list[str]]
+    mm_placeholders: dict[str, list[Place]]
+
+
 class Rendered(msgspec.Struct):
     """``token_ids``: with the placeholder's id for every token of an image. ``cached_tokens``: of the prompt, in the
     prefix cache now."""
@@ -88,6 +102,8 @@ class Rendered(msgspec.Struct):
     images: list[RenderedImage]
     sampling: dict[str, Effective]
     token_ids: list[int]
+    features: Features | None
+    """Of a prompt with images."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +164,7 @@ def render_routes(context: WorkerContext) -> APIRouter:
                         images=[_image(*pair) for pair in zip(images, present.images, strict=True)],
                         sampling=effective_sampling(call, given, model, len(ids)),
                         token_ids=list(ids),
+                        features=features_of(parts, [image.item.key for image in images]),
                     )
                 )
 
@@ -165,6 +182,18 @@ def _turn(turn: Turn, conversation: Conversation) -> RenderedTurn:
 
 def _image(image: ReadImage, stored: StoredImage) -> RenderedImage:
     return RenderedImage(*image[:3], [list(grid) for grid in image.grids], image.item.key.hex(), stored.state)
+
+
+def features_of(parts: Sequence[Part], keys: Sequence[bytes]) -> Features | None:
+    """``keys``: of the images."""
+    runs: dict[int, list[Part]] = {}
+    for part in parts:
+        if part.image is not None:
+            runs.setdefault(part.image, []).append(part)
+    if not runs:
+        return None
+    places = [Place(of[0].start, of[-1].start + of[-1].tokens - of[0].start) for of in runs.values()]
+    return Features({"image": [keys[index].hex() for index in runs]}, {"image": places})
 
 
 def prompt_parts(

@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.httpserver.api.render import Features, Part, Place, features_of
 from mmserve.messages.cache import StoredImage
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_services import IMAGE_TOKENS
@@ -81,6 +82,22 @@ def test_what_the_server_has_already_is_shown_and_not_leased() -> None:
     rows = [FIRST_VIRTUAL_TOKEN + 40 + row for row in range(IMAGE_TOKENS)]
     assert array("q", request.prompt_ids).tolist() == [*b"ab", *rows, *rows, *b"c"]
     assert request.cache_salt == "pepper"
+
+
+def test_pictures_have_their_keys_and_places_as_llm_d_reads_them() -> None:
+    found = _render(messages=_of(PICTURE, OTHER, PICTURE))
+    keys, places = (found["features"][name]["image"] for name in ("mm_hashes", "mm_placeholders"))
+    assert keys == [image["key"] for image in found["images"]]
+    assert keys[0] == keys[2] != keys[1]
+    assert places == [{"offset": 2 + IMAGE_TOKENS * index, "length": IMAGE_TOKENS} for index in range(3)]
+    assert _render()["features"] is None
+
+
+def test_a_picture_of_several_runs_has_one_place() -> None:
+    first, second = [Part(2, 4, image=0), Part(7, 4, image=0)], [Part(11, 3, image=1)]
+    parts = [Part(0, 2, text="a"), first[0], Part(6, 1, text="b"), first[1], *second]
+    found = features_of(parts, [b"\xaa", b"\xbb"])
+    assert found == Features({"image": ["aa", "bb"]}, {"image": [Place(2, 9), Place(11, 3)]})
 
 
 def test_a_prompt_is_looked_up_to_its_first_unknown_image() -> None:
