@@ -328,6 +328,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 30.0
 
+    start_timeout: Annotated[
+        float,
+        _field(
+            "supervision",
+            "seconds without any report (loading weights is one) after which a process that is starting is given up; "
+            "at the start this ends the server, later the process is started again; 0: never",
+            ge=0,
+        ),
+    ] = 600.0
+
     fault_injection: Annotated[
         bool,
         _field("supervision", "let a drill (mmserve chaos) put errors into this server's processes; --host: loopback"),

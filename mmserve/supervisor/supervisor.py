@@ -20,6 +20,7 @@ from mmserve.supervisor.children import Children
 from mmserve.supervisor.progress import WeightsBar
 from mmserve.supervisor.restarts import RestartLimit
 from mmserve.supervisor.rolling_restart import RollingRestart, has_terminal
+from mmserve.supervisor.start_limit import StartLimit
 from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.topology import Member, Topology, members
 from mmserve.supervisor.watch import Exited, Reported, Signalled, Watch
@@ -61,6 +62,7 @@ class Supervisor:
         self._publisher = publisher
         self._restarts = RestartLimit()
         self._watchdog = Watchdog(Endpoints(deployment.run_dir), deployment.config.stuck_timeout)
+        self._start_limit = StartLimit(deployment.config.start_timeout)
         self._roll = RollingRestart()
         self._had_terminal = has_terminal()
         self._restarting: set[str] = set()
@@ -87,7 +89,8 @@ class Supervisor:
         self._publish_phase()
         with WeightsBar() as bar:
             while self._children.missing():
-                for event in self._watch.wait():
+                self._end_if_hung()
+                for event in self._watch.wait(self._start_limit.interval_s(self._children)):
                     match event:
                         case Signalled(signum):
                             raise Interrupted(signum)
@@ -103,6 +106,16 @@ class Supervisor:
         self._has_served = True
         self._publish_phase()
 
+    def _end_if_hung(self) -> None:
+        """Raises StartupError if a process hangs while it starts."""
+        if not (overdue := self._start_limit.overdue(self._children, time.monotonic())):
+            return
+        print_stacks([child for child, _ in overdue])
+        raise StartupError(
+            f"{', '.join(child.member.title for child, _ in overdue)} did not start: {overdue[0][1]}. The stacks above "
+            "show what each waits for; where a start takes this long, set a higher --start-timeout"
+        )
+
     # serve
 
     def _serve(self) -> None:
@@ -110,7 +123,7 @@ class Supervisor:
         while True:
             self._restart_stuck()
             all_started = self._children.start_missing()
-            events = self._watch.wait(self._watchdog.interval_s if all_started else _SPAWN_RETRY_S)
+            events = self._watch.wait(self._looks_again_s() if all_started else _SPAWN_RETRY_S)
             signals = [event for event in events if isinstance(event, Signalled) and not self._reloads(event)]
             self._draining = bool(signals)
             for event in events:
@@ -123,8 +136,13 @@ class Supervisor:
                 self._stop_now = len(signals) > 1
                 return
 
+    def _looks_again_s(self) -> float | None:
+        intervals = (self._watchdog.interval_s, self._start_limit.interval_s(self._children))
+        return min((interval_s for interval_s in intervals if interval_s is not None), default=None)
+
     def _restart_stuck(self) -> None:
-        for child, reason in self._watchdog.stuck(self._children):
+        hung = self._start_limit.overdue(self._children, time.monotonic())
+        for child, reason in [*self._watchdog.stuck(self._children), *hung]:
             if self._children.is_current(child):  # not restarted with another one of its group
                 logger.error("%s is stuck: %s", child.member.title, reason)
                 group = self._children.group(child.member)

@@ -49,7 +49,8 @@ class Child:
         self.member = member
         self.report_fd = report_fd
         self.pidfd = os.pidfd_open(popen.pid)
-        self.started_s = time.monotonic()
+        self.started_s = self.heard_s = time.monotonic()
+        """``heard_s``: when it was started, or reported last."""
         self.ready: Ready | None = None
         self.ready_s = math.nan
         """Time of its ready report; like ``started_s``, of the monotonic clock."""
@@ -70,8 +71,9 @@ class Child:
                 report = decode_report(line)
             except msgspec.DecodeError:
                 continue
+            self.heard_s = time.monotonic()
             if isinstance(report, Ready):
-                self.ready, self.ready_s = report, time.monotonic()
+                self.ready, self.ready_s = report, self.heard_s
             elif isinstance(report, Failed):
                 self._failure = report
             yield report

@@ -88,6 +88,15 @@ def test_a_process_that_is_starting_is_not_stuck() -> None:
 
 
 @pytest.mark.faults
+def test_a_hanging_start_ends_the_server_with_names_and_stacks() -> None:
+    with supervised("--start-timeout", "2", orders={"cache_server-0": "hang"}) as server:
+        assert server.end() != 0
+        assert "reported nothing for 2 s (--start-timeout)" in server.output
+        assert "cache_server" in server.output.partition(" did not start: ")[0].rpartition("mmserve: error: ")[2]
+        assert "most recent call first" in server.output
+
+
+@pytest.mark.faults
 def test_a_pause_of_the_whole_server_kills_nothing() -> None:
     timeout_s = 5.0  # longer than above: on a machine with other work, the processes need some of it to beat again
     with supervised("--stuck-timeout", str(timeout_s)) as server:

@@ -67,6 +67,7 @@ SHOWN_BY = {
     "max_queued_requests": f"{OPERATIONS}::test_requests_beyond_the_limit_get_429_with_retry_after",
     "body_budget_mb": f"{BUDGETS}::test_a_body_that_waits_too_long_gets_503_with_retry_after",
     "stuck_timeout": "integration/supervisor/test_stuck.py::test_a_suspended_process_is_killed_and_started_again",
+    "start_timeout": "integration/supervisor/test_stuck.py::test_a_hanging_start_ends_the_server_with_names_and_stacks",
     "request_timeout": f"{OPERATIONS}::test_a_request_beyond_the_servers_timeout_is_ended_with_504",
     "shutdown_timeout": f"{OPERATIONS}::test_requests_that_outlast_the_shutdown_timeout_are_aborted_with_an_error",
     "max_num_seqs": f"{ROUTER}::test_limits_of_the_scheduler_follow_their_options",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmserve.supervisor.watchdog import AttendedTime
+from mmserve.supervisor.attended_time import AttendedTime
 
 
 def _watching(until_s: int) -> AttendedTime:
