@@ -30,6 +30,10 @@ def _silent_progress(done: int, total: int, what: str) -> None:
     return None
 
 
+def _not_reported() -> None:
+    return None
+
+
 @dataclass(frozen=True)
 class Process:
     """Deployment, identity and inherited resources of one server process."""
@@ -45,6 +49,8 @@ class Process:
     """Call once, when the process serves. The details are shown in the ready line."""
     progress: Callable[[int, int, str], None] = field(default=_silent_progress)
     """progress(done, total, unit) while loading weights: done and total in bytes."""
+    accepting: Callable[[], None] = field(default=_not_reported)
+    """Of an HTTP worker: call once, when it has been told that the server is ready."""
     arena: Arena | None = None
     rendezvous: Path | None = None
     """Of a process of the engine: a file in which the tensor-parallel ranks of one start find each other."""

@@ -139,6 +139,7 @@ async def open_worker(
             background = [
                 group.create_task(_read_inbox(inbox, dispatcher, context, process.fault_point())),
                 group.create_task(_send_heartbeats(process, (body_memory, fetch_memory), context.shortages)),
+                group.create_task(_report_accepting(process, context.admission)),
                 group.create_task(sample_loop_lag(metrics)),
                 group.create_task(return_memory_when_idle(context.admission)),
             ]
@@ -212,6 +213,12 @@ def _handle(message: HttpInbound, dispatcher: Dispatcher, context: WorkerContext
                 context.path.row_counts.deliver(message)
         case _:
             context.responses.runs.handle(message)
+
+
+async def _report_accepting(process: Process, admission: AdmissionControl) -> None:
+    """The server's ready line waits for this, so that no request that comes after it is refused."""
+    await admission.was_ready.wait()
+    process.accepting()
 
 
 async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], shortages: Shortages) -> None:

@@ -69,6 +69,11 @@ class Children:
         """The members that are not ready."""
         return [member for member in self.members if not self.are_ready([member])]
 
+    def not_accepting(self) -> list[Member]:
+        """The HTTP workers that have not reported that they take requests."""
+        children = {member: self._running.get(member) for member in self.http_workers()}
+        return [member for member, child in children.items() if child is None or not child.accepting]
+
     def start_unblocked(self) -> None:
         """At the start: start those whose predecessors are ready. Raises StartupError."""
         for member in self.members:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import RETIRE
@@ -30,6 +30,8 @@ DRAIN_MARGIN_S = 5.0
 """HTTP workers get this much longer than --shutdown-timeout before they are killed."""
 STOP_GRACE_S = 3.0
 ABORT_GRACE_S = 2.0
+_TOLD_WITHIN_S = 10.0
+"""Longest wait for HTTP workers that have been told that the server is ready."""
 _SPAWN_RETRY_S = 1.0
 logger = logging.getLogger(__name__)
 
@@ -84,13 +86,22 @@ class Supervisor:
     # start
 
     def _start(self) -> None:
-        """Returns when every process is ready. Until then the phase is ``loading``; see ``_publish_phase``."""
+        """Returns when every process is ready and the HTTP workers know it. Until then the phase is ``loading``; see
+        ``_publish_phase``."""
         self._children.start_unblocked()
         self._publish_phase()
+        self._handle_start(self._children.missing)
+        self._has_served = True
+        self._publish_phase()
+        until_s = time.monotonic() + _TOLD_WITHIN_S
+        self._handle_start(lambda: self._children.not_accepting() if time.monotonic() < until_s else ())
+
+    def _handle_start(self, unfinished: Callable[[], Collection[Member]]) -> None:
+        """Handle events until no member is unfinished."""
         with WeightsBar() as bar:
-            while self._children.missing():
+            while unfinished():
                 self._end_if_hung()
-                for event in self._watch.wait(self._start_limit.interval_s(self._children)):
+                for event in self._watch.wait(self._start_limit.interval_s(self._children) or _TOLD_WITHIN_S):
                     match event:
                         case Signalled(signum):
                             raise Interrupted(signum)
@@ -103,8 +114,6 @@ class Supervisor:
                             logger.debug("%s is ready", child.member.title)
                             self._children.start_unblocked()
                             self._publish_phase()
-        self._has_served = True
-        self._publish_phase()
 
     def _end_if_hung(self) -> None:
         """Raises StartupError if a process hangs while it starts."""

@@ -24,7 +24,7 @@ from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import HeartbeatSender
 from mmserve.ipc.channel import Receiver
-from mmserve.messages.reply import HttpInbound
+from mmserve.messages.reply import HttpInbound, ServerPhase
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor import run as supervisor_run
 from mmserve.supervisor.topology import Topology, topology
@@ -47,7 +47,7 @@ REAL = ("metrics", "health")
 
 def run(process: Process) -> None:
     """A fake server of any role. Its order is one of: serve, refuse REASON, break REASON, hang, stay (ignores SIGTERM),
-    wait (until the test opens its FIFO), die."""
+    wait (until the test opens its FIFO), die, deaf (ready, but reads messages when the test has opened its FIFO)."""
     scratch = Path(process.deployment.model.path)
     order = scratch / f"order-{process.name}"
     verb, _, reason = (order.read_text() if order.exists() else "serve").partition(" ")
@@ -71,6 +71,8 @@ def run(process: Process) -> None:
         _tell(scratch, f"ready {process.name} {process.incarnation}")
         if verb == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if verb == "deaf":
+            (scratch / f"go-{process.name}").read_bytes()
         _live(process, scratch)
     finally:
         _tell(scratch, f"stop {process.name} {process.incarnation}")
@@ -88,6 +90,9 @@ def _live(process: Process, scratch: Path) -> None:
                 threading.Event().wait()
             for message in inbox.drain(block=True, timeout_s=0.1):
                 _tell(scratch, f"phase {process.name} {msgspec.json.encode(message).decode()}")
+                if isinstance(message, ServerPhase) and message.ready:
+                    (scratch / f"accepts-{process.name}").touch()
+                    process.accepting()
 
 
 def _inbox(process: Process) -> str:

@@ -12,8 +12,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = {"blake3", "opentelemetry", "transformers"}
-"""Modules imported only where an option or a model asks for them; declared as extras."""
+OPTIONAL = {"blake3", "opentelemetry", "transformers", "triton"}
+"""Modules imported only where an option, a model or a GPU asks for them; declared as extras.
+torch for GPUs brings triton."""
 
 
 def test_every_imported_package_is_declared() -> None:

@@ -27,6 +27,8 @@ class AdmissionControl:
         self._restarts = RestartTimes(now=now)
         self._turnover = Turnover(_RETRY_WHEN_FULL_S, now)
         self.in_flight = 0
+        self.was_ready = asyncio.Event()
+        """Set when the server has been ready."""
         self._idle, self._admitted = asyncio.Event(), asyncio.Event()
         self._idle.set()
 
@@ -39,6 +41,8 @@ class AdmissionControl:
     def phase(self, phase: ServerPhase) -> None:
         self._phase = phase
         self._restarts.observe(phase.ready)
+        if phase.ready:
+            self.was_ready.set()
 
     @property
     def ready(self) -> bool:

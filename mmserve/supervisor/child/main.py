@@ -29,7 +29,7 @@ from mmserve.runtime.errors import StartupError
 from mmserve.runtime.logs import log
 from mmserve.runtime.logs.exceptions import message_of
 from mmserve.runtime.memory.allocator import freeze_gc, keep_freed_memory
-from mmserve.supervisor.child.protocol import ChildSpec, Failed, Progress, Ready, Report, encode_report
+from mmserve.supervisor.child.protocol import Accepting, ChildSpec, Failed, Progress, Ready, Report, encode_report
 
 _PROGRESS_INTERVAL_S = 0.05
 logger = logging.getLogger("mmserve.supervisor.child")
@@ -118,6 +118,7 @@ def _process(spec: ChildSpec, reporter: _Reporter) -> Process:
         incarnation=spec.incarnation,
         ready=reporter.ready,
         progress=reporter.progress,
+        accepting=lambda: reporter.send(Accepting()),
         arena=Arena.attach(spec.arena_fd),
         rendezvous=None if spec.rendezvous_fd is None else Path(f"/proc/self/fd/{spec.rendezvous_fd}"),
         listen_fd=spec.listen_fd,

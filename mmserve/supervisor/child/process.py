@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmserve.config.deployment import Deployment
-from mmserve.supervisor.child.protocol import ChildSpec, Failed, Ready, Report, decode_report
+from mmserve.supervisor.child.protocol import Accepting, ChildSpec, Failed, Ready, Report, decode_report
 from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.topology import Listens, Member
 
@@ -54,6 +54,8 @@ class Child:
         self.ready: Ready | None = None
         self.ready_s = math.nan
         """Time of its ready report; like ``started_s``, of the monotonic clock."""
+        self.accepting = False
+        """True once an HTTP worker takes requests."""
         self.reports_closed = False
         """True once the report pipe is at end of file."""
         self._failure: Failed | None = None
@@ -74,6 +76,8 @@ class Child:
             self.heard_s = time.monotonic()
             if isinstance(report, Ready):
                 self.ready, self.ready_s = report, self.heard_s
+            elif isinstance(report, Accepting):
+                self.accepting = True
             elif isinstance(report, Failed):
                 self._failure = report
             yield report

@@ -39,13 +39,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     details: dict[str, object]
 
 
+class Accepting(msgspec.Struct, frozen=True, tag="accepting"):
+    """Of an HTTP worker: it has been told that the server is ready, so it takes requests."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Why the process is about to exit, in one line."""
 
     reason: str
 
 
-Report = Progress | Ready | Failed
+Report = Progress | Ready | Accepting | Failed
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 _decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import psutil
@@ -26,6 +28,19 @@ def test_the_ready_line_names_the_model_settings_and_address() -> None:
             assert fact in line
         assert "2 x model_backend" in server.output
         assert server.phase(ready=True).phase == "ready"
+
+
+def test_the_ready_line_waits_until_all_http_workers_know_that_the_server_is_ready() -> None:
+    """A request that comes after the line must not be refused because the server is loading."""
+    with supervised("--http-workers", "2", orders={"httpserver-1": "deaf"}) as server:
+        fifo = server.scratch / "go-httpserver-1"
+        os.mkfifo(fifo)
+        server.phase(worker=0, ready=True)
+        opener = threading.Timer(0.5, fifo.write_bytes, [b""])
+        opener.start()
+        server.until_ready()
+        assert (server.scratch / "accepts-httpserver-1").exists()
+        opener.join()
 
 
 def test_the_log_has_start_and_ready_times_of_every_process() -> None:

@@ -30,6 +30,7 @@ class _Child:
     started_s: float = 1.0
     ready_s: float = 2.0
     ready: Ready | None = None
+    accepting: bool = False
     signals: list[signal.Signals] = field(default_factory=list)
 
     def send_signal(self, signum: signal.Signals) -> None:
