@@ -13,7 +13,7 @@ PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PAGES := README.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults families arm clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test first-picture bench train clean
+.PHONY: help install serve test faults families arm clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test first-picture kernels bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -91,6 +91,10 @@ web/node_modules/.package-lock.json: web/package-lock.json
 
 web: web/node_modules/.package-lock.json ## Make the web page's files from web/ (needs node)
 	@cd web && npm run --silent build && npm run --silent check
+
+kernels: $(INSTALLED) ## Build the C++ kernels of all levels that this CPU has; a server builds only the fastest
+	@for level in $$($(BIN)/python -c "from mmserve.model_backend.platforms.cpu.library import levels; print(*(level.name for level in levels.of_this_cpu()))"); do \
+		$(BIN)/python -m mmserve.model_backend.platforms.cpu.library.build warning $$level || exit 1; done
 
 browser: ## Install Chromium for the tests of the web page (Debian, as root); without it they are skipped
 	@if command -v chromium >/dev/null; then :; \
