@@ -298,8 +298,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         _field(
             "kv events",
-            "where routers of other projects hear what the prefix cache holds (ZeroMQ, as vLLM), e.g. "
-            "tcp://127.0.0.1:5557; whoever reaches it reads prompts as token ids",
+            "address of the events that say what the prefix cache holds (ZeroMQ, vLLM's format), e.g. "
+            "tcp://127.0.0.1:5557; every subscriber can read prompts as token ids",
         ),
     ] = None
     kv_events_replay_endpoint: Annotated[
