@@ -47,7 +47,7 @@ class Part(msgspec.Struct, omit_defaults=True):
 
 
 class RenderedTurn(msgspec.Struct):
-    """Consecutive tokens that come from these messages, by index; from none: the template adds them by itself."""
+    """Consecutive tokens of the messages with these indexes. Without indexes, the chat template added the tokens."""
 
     start: int
     tokens: int

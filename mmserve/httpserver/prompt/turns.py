@@ -53,7 +53,7 @@ def turns(
 
 
 def _end(beginning: Conversation, whole: EncodedText, encode: Callable[[Conversation], EncodedText]) -> int:
-    """Number of ids of ``whole`` that come from ``beginning``; -1 if that cannot be told."""
+    """Number of leading ids of ``whole`` that are tokens of ``beginning``; -1 if it cannot be determined."""
     try:
         text, ids = encode(replace(beginning, add_generation_prompt=False, continue_final_message=False))
     except InvalidRequest:

@@ -1,4 +1,4 @@
-"""What the prefix cache tells whoever wants to know what it holds. Pure: no clock, no I/O."""
+"""The interface of an observer of the prefix cache: it is called when a block is stored or removed. Pure."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from mmserve.model_backend.platforms.cuda.attention.work import Int32s
 from mmserve.model_backend.platforms.cuda.kernels.encoder_attention import encoder_tiles
 
 _KEPT_TILES = 8
-"""Batches of images whose tiles stay on the device: all layers of a tower ask for the same ones, or for two in turn."""
+"""Batches of images whose tiles stay on the device: layers of a tower use one batch, or alternate between two."""
 
 
 class EncoderAttention:
