@@ -23,7 +23,8 @@ import tokenizers
 from benchmarks.answers.engine import Engine, Read
 from benchmarks.load import report
 from mmserve.checkpoint.locate import locate
-from mmserve.config.config import Config, Quantization
+from mmserve.config.config import Config
+from mmserve.config.fields import Quantization
 
 PLAIN = "none"
 LIMITS = {"int8": (1.01, 1.3), "int4": (1.05, 1.7)}

@@ -9,7 +9,7 @@ from mmserve.config.options import CONFIG_ENV, OPTIONS, Option
 _HEAD = f"""\
 # Configuration
 
-Made by `make docs` from `mmserve/config/config.py`; do not edit.
+Made by `make docs` from the fields of `Config` (`mmserve/config`); do not edit.
 
 Each option of `mmserve serve` is a flag (`--max-num-seqs 64`), an environment variable
 (`{ENV_PREFIX}MAX_NUM_SEQS=64`) and a key of the YAML or TOML file named by `--config` or `{CONFIG_ENV}`

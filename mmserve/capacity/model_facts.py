@@ -16,8 +16,9 @@ import msgspec
 from mmserve.checkpoint.files import has_weights
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.config import Config, Quantization
+from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Dtype, KvDtype, embed_row_nbytes
+from mmserve.config.fields import Quantization
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.weight_memory import PartBytes, part_nbytes, quantized_nbytes

@@ -10,7 +10,8 @@ import msgspec
 from mmserve.capacity import model_facts
 from mmserve.capacity.model_facts import DTYPES, ModelFacts
 from mmserve.checkpoint.load import read_config
-from mmserve.config.config import Config, ModelImpl
+from mmserve.config.config import Config
+from mmserve.config.fields import ModelImpl
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.supervisor.startup.find_model import read_model
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from mmserve.config.config import MmHash
+from mmserve.config.fields import MmHash
 from mmserve.processors.picture import Header
 
 _SCHEMA = b"mmserve-image-3"

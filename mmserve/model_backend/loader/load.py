@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.config import Quantization
+from mmserve.config.fields import Quantization
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import LayerFinisher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmserve.config.config import AttentionChoice, KernelLevel
+from mmserve.config.fields import AttentionChoice, KernelLevel
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.interface import Platform

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.config import KernelWays, Quantization
 from mmserve.config.deployment import Deployment
+from mmserve.config.fields import KernelWays, Quantization
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup

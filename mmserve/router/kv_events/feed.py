@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from mmserve.config.config import EventFormat
+from mmserve.config.fields import EventFormat
 from mmserve.router.kv_events.publisher import Publisher
 from mmserve.router.kv_events.recorder import BlockRecorder
 from mmserve.router.kv_events.wire import AllBlocksCleared, Event, encode

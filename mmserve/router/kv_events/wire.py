@@ -9,7 +9,7 @@ import struct
 
 import msgspec
 
-from mmserve.config.config import EventFormat
+from mmserve.config.fields import EventFormat
 
 ExtraKey = str | tuple[str, int]
 """A cache salt, or a picture's content key and where the picture begins, counted from the block's first token."""

@@ -20,7 +20,8 @@ from mmserve.checkpoint.locate import locate
 from mmserve.checkpoint.quantization.read import read_scheme
 from mmserve.checkpoint.registry import is_served
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.config import Config, ModelImpl
+from mmserve.config.config import Config
+from mmserve.config.fields import ModelImpl
 from mmserve.processors.settings import with_options
 from mmserve.runtime.errors import StartupError
 

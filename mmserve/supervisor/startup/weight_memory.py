@@ -9,8 +9,8 @@ from typing import NamedTuple
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.stored_tensors import StoredTensor, checkpoint_tensors
 from mmserve.checkpoint.tensor_names import canonical_name
-from mmserve.config.config import Quantization
 from mmserve.config.deployment import DTYPE_BYTES, Dtype
+from mmserve.config.fields import Quantization
 
 _QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
 """Of a weight, with its part of the scales. Embedding and head are int8 in both."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TypeVar
 
-from mmserve.config.config import MAX_SEED
+from mmserve.config.fields import MAX_SEED
 from mmserve.httpserver.api.openai.fields import MAX_BIASED_TOKENS, ChatRequest, SamplingFields
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams

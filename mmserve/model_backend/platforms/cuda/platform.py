@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmserve.config.config import AttentionChoice
+from mmserve.config.fields import AttentionChoice
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
 from mmserve.model_backend.layers.ops import Ops

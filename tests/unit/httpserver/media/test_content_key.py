@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.config.config import MmHash
+from mmserve.config.fields import MmHash
 from mmserve.httpserver.media.content_key import ContentKeys, framed, second_key
 from mmserve.processors.picture import Header
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from mmserve.config.config import AttentionChoice
+from mmserve.config.fields import AttentionChoice
 from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.runtime.errors import StartupError
 

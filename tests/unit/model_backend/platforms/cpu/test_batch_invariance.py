@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.config.config import Config, Dtype
+from mmserve.config.config import Config
+from mmserve.config.fields import Dtype
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.device import DTYPES, platform_for

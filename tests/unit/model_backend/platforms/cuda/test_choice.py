@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmserve.config.config import AttentionChoice
+from mmserve.config.fields import AttentionChoice
 from mmserve.model_backend.attention.interface import AttentionSpec, Mask
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cuda.attention import choice, self_test
