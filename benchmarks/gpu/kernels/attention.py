@@ -11,12 +11,16 @@ import torch
 from benchmarks.gpu.kernels.case import Bench, Case
 from mmserve.model_backend.attention.interface import (
     CAUSAL,
+    UNTURNED,
     AttentionBackend,
     AttentionInput,
     AttentionSpec,
+    HeadTurn,
     Mask,
+    RopeRows,
     StepLimits,
 )
+from mmserve.model_backend.layers.head_turn import turn_heads_
 from mmserve.model_backend.platforms.interface import Platform
 
 _UNWRITTEN = 50.0
@@ -78,6 +82,8 @@ class Attended(NamedTuple):
     image_ends: Sequence[int] | None = None
     kv_dtype: torch.dtype | None = None
     """Of the cache; None: the platform's."""
+    turn: HeadTurn = UNTURNED
+    """Of the step itself, not of what was stored before it; its tensors are on the host."""
 
     def on(self, platform: Platform) -> torch.Tensor:
         """By the platform's backend, through a cache in its dtype."""
@@ -96,20 +102,42 @@ class Attended(NamedTuple):
         for slot, step in layout.before():
             # A mask of pictures changes what is attended to, and not what is stored.
             self._forward(
-                backend, builder.build(step), self._rows(slot, Chunk(0, self.chunks[slot].start)), cache, platform
+                backend,
+                builder.build(step),
+                self._rows(slot, Chunk(0, self.chunks[slot].start)),
+                cache,
+                platform,
+                UNTURNED,
             )
         rows = torch.cat([self._rows(slot, chunk) for slot, chunk in enumerate(self.chunks)])
-        return self._forward(backend, builder.build(layout.step(self.image_ends)), rows, cache, platform)
+        return self._forward(backend, builder.build(layout.step(self.image_ends)), rows, cache, platform, self.turn)
 
     def _rows(self, slot: int, chunk: Chunk) -> torch.Tensor:
         return self.numbers[slot][chunk.start : chunk.start + chunk.count]
 
     def _forward(
-        self, backend: AttentionBackend[Any], metadata: Any, rows: torch.Tensor, cache: torch.Tensor, platform: Platform
+        self,
+        backend: AttentionBackend[Any],
+        metadata: Any,
+        rows: torch.Tensor,
+        cache: torch.Tensor,
+        platform: Platform,
+        turn: HeadTurn,
     ) -> torch.Tensor:
         heads = rows.to(platform.device, platform.dtype, copy=True)
+        if turn.tensors != UNTURNED.tensors:
+            turn = turn._replace(
+                **{
+                    name: value.to(platform.device, platform.dtype)
+                    for name, value in turn._asdict().items()
+                    if isinstance(value, torch.Tensor)
+                }
+            )
+            if not backend.turns_heads:
+                turn_heads_(platform.ops(), heads, self.spec.num_heads, self.spec.num_kv_heads, turn)
+                turn = UNTURNED
         kv = heads[:, self.spec.num_heads :].unflatten(1, (2, self.spec.num_kv_heads))
-        return backend.forward(heads[:, : self.spec.num_heads], kv, cache, metadata, self.mask)
+        return backend.forward(heads[:, : self.spec.num_heads], kv, cache, metadata, self.mask, turn)
 
 
 _LENGTHS = (300, 65, 64, 63, 17, 16, 15, 1)
@@ -133,11 +161,24 @@ def paged_attention(bench: Bench) -> Iterator[Case]:
             yield _case(
                 bench, f"{name}, fp8 cache, {_said(heads)}", heads, chunks, CAUSAL, kv_dtype=torch.float8_e4m3fn
             )
+        yield from _turned(bench, f"{name}, {_said(heads)}", heads, chunks)
     pictures = (Chunk(130), Chunk(20, 60))
     ends = [131, *range(21, 81)]
     ends[1 + 10 : 1 + 40] = [60] * 30  # positions 30 to 59 are a picture
     mask = Mask(whole_images=True)
     yield _case(bench, f"a whole picture, {_said(heads)}", heads, pictures, mask, ends)
+
+
+def _turned(bench: Bench, name: str, heads: tuple[int, int, int], chunks: Sequence[Chunk]) -> Iterator[Case]:
+    """Norms and rotation in the launch that stores K and V: whole heads, and a part of them by adjacent pairs."""
+    rows, dim = sum(chunk.count for chunk in chunks), heads[2]
+    for pairs, norms, adjacent in ((dim // 2, False, False), (dim // 4, True, True)):
+        angles = torch.rand(1, rows, pairs, generator=bench.generator) * 1000
+        weights = [bench.random(dim) for _ in range(2)] if norms else [None, None]
+        cos, sin = angles.cos().to(bench.dtype), angles.sin().to(bench.dtype)
+        turn = HeadTurn(*weights, 1e-6, cos, sin, RopeRows(0, 0), adjacent)
+        said = "norms, a half of adjacent pairs" if norms else "whole heads"
+        yield _case(bench, f"{name}, turned: {said}", heads, chunks, CAUSAL, turn=turn)
 
 
 def _case(
@@ -149,11 +190,12 @@ def _case(
     image_ends: Sequence[int] | None = None,
     soft_cap: float | None = None,
     kv_dtype: torch.dtype | None = None,
+    turn: HeadTurn = UNTURNED,
 ) -> Case:
     q, kv, dim = heads
     spec = AttentionSpec(q, kv, dim, masks=(mask,), soft_cap=soft_cap)
     numbers = [bench.random(chunk.start + chunk.count, q + 2 * kv, dim) for chunk in chunks]
-    return Case(name, Attended(spec, chunks, numbers, mask, image_ends, kv_dtype).on)
+    return Case(name, Attended(spec, chunks, numbers, mask, image_ends, kv_dtype, turn).on)
 
 
 def _said(heads: tuple[int, int, int]) -> str:

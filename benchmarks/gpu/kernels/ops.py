@@ -47,6 +47,17 @@ def head_norm(bench: Bench) -> Iterator[Case]:
         yield _case(f"{rows} x 4 x {dim}", operation, bench.random(rows, 7, dim), bench.random(dim))
 
 
+def add_normed(bench: Bench) -> Iterator[Case]:
+    """The sum, and its norm behind it."""
+
+    def operation(ops: Ops, t: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat((ops.add_normed_(t[0], t[1], t[2], t[3], _EPS), t[0]))
+
+    for rows, size in _sizes(bench, (1, 2560), (33, 640), (300, 3840)):
+        inputs = (bench.random(rows, size), bench.random(rows, size), bench.random(size), bench.random(size))
+        yield _case(f"{rows} x {size}", operation, *inputs)
+
+
 def layer_norm(bench: Bench) -> Iterator[Case]:
     for rows, size in _sizes(bench, (577, 1024), (33, 384), (1, 1280)):
         inputs = bench.random(rows, size), bench.random(size), bench.random(size)

@@ -10,6 +10,7 @@ KERNELS = (
     Kernel("paged attention", attention.paged_attention),
     Kernel("rms_norm", ops.rms_norm),
     Kernel("head_norm", ops.head_norm),
+    Kernel("add_normed", ops.add_normed),
     Kernel("rotary", ops.rotary),
     Kernel("act_and_mul", ops.act_and_mul),
     Kernel("linear", ops.linear),

@@ -35,6 +35,40 @@ class Mask(NamedTuple):
 CAUSAL = Mask()
 
 
+class RopeRows(NamedTuple):
+    """Which rows of ``layers.rotary.Angles`` turn the heads of a layer.
+
+    They differ where queries have an amplitude of their own.
+    """
+
+    queries: int
+    keys: int
+
+
+class HeadTurn(NamedTuple):
+    """What is still to be done to the heads of queries and keys before they are stored: norms, then rotation."""
+
+    q_norm: torch.Tensor | None = None
+    """[dim], as is ``k_norm``: weights of an RMSNorm. None: no norms."""
+    k_norm: torch.Tensor | None = None
+    eps: float = 0.0
+    cos: torch.Tensor | None = None
+    """[ropes, T, pairs], as is ``sin``: see ``layers.rotary.Angles``."""
+    sin: torch.Tensor | None = None
+    ropes: RopeRows | None = None
+    """None: nothing turns."""
+    adjacent: bool = False
+    """See ``Rope.adjacent``."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return self.cos, self.sin, self.q_norm, self.k_norm
+
+
+UNTURNED = HeadTurn()
+"""Nothing is left to do."""
+
+
 class AttentionSpec(NamedTuple):
     """The heads of one layer on this rank, their scale, and the masks of all layers."""
 
@@ -125,6 +159,11 @@ class AttentionBackend(Protocol[M]):
         """
         ...
 
+    @property
+    def turns_heads(self) -> bool:
+        """True if ``forward`` does what a ``HeadTurn`` says; else the layer does it, and ``turn`` is ``UNTURNED``."""
+        ...
+
     def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
         """Shape of one layer's cache, with ``num_blocks`` as the first dimension."""
         ...
@@ -132,12 +171,19 @@ class AttentionBackend(Protocol[M]):
     def builder(self, limits: StepLimits) -> MetadataBuilder[M]: ...
 
     def forward(
-        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: M, mask: Mask = CAUSAL
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        layer_kv: torch.Tensor,
+        metadata: M,
+        mask: Mask = CAUSAL,
+        turn: HeadTurn = UNTURNED,
     ) -> torch.Tensor:
-        """Store the new K and V in ``layer_kv`` (of ``kv_shape``), then attend. Returns [T, heads, dim].
+        """Turn queries and keys, store the new K and V in ``layer_kv`` (of ``kv_shape``), then attend. Returns
+        [T, heads, dim].
 
         q: [T, heads, dim]. kv: [T, 2, kv_heads, dim], K before V, so that one write stores both. Both are views into
-        one [T, width]. mask: one of ``AttentionSpec.masks``.
+        one [T, width], and may be written over. mask: one of ``AttentionSpec.masks``.
         """
         ...
 

@@ -15,7 +15,16 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.messages.step import BlockCopy
-from mmserve.model_backend.attention.interface import CAUSAL, AttentionInput, AttentionSpec, Int64s, Mask, StepLimits
+from mmserve.model_backend.attention.interface import (
+    CAUSAL,
+    UNTURNED,
+    AttentionInput,
+    AttentionSpec,
+    HeadTurn,
+    Int64s,
+    Mask,
+    StepLimits,
+)
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
 
 _Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -61,6 +70,7 @@ class SdpaAttention:
     """
 
     block_sizes: Sequence[int] = (16, 32, 64, 128)
+    turns_heads = False
     supports_graphs = False
 
     def __init__(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> None:
@@ -79,7 +89,9 @@ class SdpaAttention:
         layer_kv: torch.Tensor,
         metadata: SdpaMetadata,
         mask: Mask = CAUSAL,
+        turn: HeadTurn = UNTURNED,
     ) -> torch.Tensor:
+        assert turn is UNTURNED, "the layer turns the heads"
         # Finite numbers only: a masked weight of 0 times inf or NaN of a neighbour's block would be NaN.
         kv.nan_to_num_(0.0, 0.0, 0.0)
         largest = torch.finfo(layer_kv.dtype).max

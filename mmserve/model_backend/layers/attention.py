@@ -10,11 +10,19 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import LayerSpec, TextSpec
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, Mask
+from mmserve.model_backend.attention.interface import (
+    UNTURNED,
+    AttentionBackend,
+    AttentionSpec,
+    HeadTurn,
+    Mask,
+    RopeRows,
+)
 from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.head_turn import turn_heads_
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.norm import RmsNorm
-from mmserve.model_backend.layers.rotary import Angles, RopeRows
+from mmserve.model_backend.layers.rotary import Angles
 from mmserve.model_backend.layers.target import Target
 
 
@@ -51,24 +59,20 @@ class SelfAttention(nn.Module):
     def attend(self, x: torch.Tensor, angles: Angles, layer_kv: torch.Tensor, metadata: Any) -> torch.Tensor:
         """[T, hidden] -> [T, heads * dim], the input of ``out``. Stores K and V in ``layer_kv``."""
         heads = self.qkv(x).view(x.shape[0], self._heads + 2 * self._kv_heads, self._dim)
-        q, k = heads[:, : self._heads], heads[:, self._heads : self._heads + self._kv_heads]
-        if self.q_norm is not None and self.k_norm is not None:
-            self.q_norm.heads_(q)
-            self.k_norm.heads_(k)
-        if self.rope is not None:
-            self._rotate(heads, angles, self.rope)
+        q = heads[:, : self._heads]
+        turn = self._turn(angles)
+        if not self._backend.turns_heads:
+            turn_heads_(self._ops, heads, self._heads, self._kv_heads, turn)
+            turn = UNTURNED
         # A row's K and V heads are adjacent, as the cache stores a token: one write for both.
         kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
-        return self._backend.forward(q, kv, layer_kv, metadata, self.mask).flatten(1)
+        return self._backend.forward(q, kv, layer_kv, metadata, self.mask, turn).flatten(1)
 
-    def _rotate(self, heads: torch.Tensor, angles: Angles, rope: RopeRows) -> None:
-        """Queries and keys of [T, heads, dim], in place, and together where they turn alike."""
-        queries, keys = heads[:, : self._heads], heads[:, self._heads : self._heads + self._kv_heads]
-        parts = [(queries, rope.queries), (keys, rope.keys)]
-        if rope.queries == rope.keys:
-            parts = [(heads[:, : self._heads + self._kv_heads], rope.keys)]
-        for part, row in parts:
-            self._ops.rotary_(part, angles[0][row], angles[1][row], self._adjacent)
+    def _turn(self, angles: Angles) -> HeadTurn:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is None or k_norm is None:
+            return HeadTurn(cos=angles[0], sin=angles[1], ropes=self.rope, adjacent=self._adjacent)
+        return HeadTurn(q_norm.weight, k_norm.weight, q_norm.eps, *angles, self.rope, self._adjacent)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield from self.qkv.targets()

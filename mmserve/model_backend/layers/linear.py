@@ -103,7 +103,7 @@ class ReplicatedLinear(LinearLayer):
 
 
 class RowParallelLinear(LinearLayer):
-    """[T, in / ranks] -> added to a residual [T, out], summed over ranks; the bias is added once, after the sum."""
+    """[T, in / ranks] -> [T, out], summed over ranks, then the bias once; perhaps added to a residual."""
 
     def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, context: LayerContext) -> None:
         super().__init__()
@@ -112,12 +112,13 @@ class RowParallelLinear(LinearLayer):
         self.method = context.linear_method(LinearShape.full(out_size, self.in_size, (self._name,)))
         self.bias = context.empty(out_size) if bias else None
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns ``residual``, to which the result was added in place."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns ``residual``, to which the result was added in place; without one the result."""
         if self._tp.size == 1:
             return self.method.apply(x, self.bias, residual)
-        residual.add_(self._tp.sum(self.method.apply(x)))
-        return residual if self.bias is None else residual.add_(self.bias)
+        total = self._tp.sum(self.method.apply(x))
+        out = total if residual is None else residual.add_(total)
+        return out if self.bias is None else out.add_(self.bias)
 
     def summand(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in / ranks] -> [T, out], which the ranks must add up; without the bias."""

@@ -30,7 +30,7 @@ class MlpSpec(Protocol):
 
 
 class GatedMlp(nn.Module):
-    """[T, hidden] -> added to a residual [T, hidden]."""
+    """[T, hidden] -> [T, hidden], perhaps added to a residual."""
 
     def __init__(self, spec: MlpSpec, *, context: LayerContext) -> None:
         super().__init__()
@@ -42,8 +42,11 @@ class GatedMlp(nn.Module):
         )
         self.down = RowParallelLinear("down_proj", inner, hidden, bias=bias, context=context)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns ``residual``, to which the result was added in place."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns ``residual``, to which the result was added in place; without one the result."""
+        if residual is None and (self._max_rows is None or len(x) <= self._max_rows):
+            return self.down(self._act_and_mul(self.gate_up(x)))  # type: ignore[no-any-return]
+        residual = torch.zeros_like(x) if residual is None else residual
         step = self._max_rows or max(1, len(x))
         for first in range(0, len(x), step):
             rows = slice(first, first + step)

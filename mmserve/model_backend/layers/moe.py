@@ -43,7 +43,7 @@ class Expert(nn.Module):
 
 
 class MoeMlp(nn.Module):
-    """[T, hidden] -> added to a residual [T, hidden].
+    """[T, hidden] -> [T, hidden], perhaps added to a residual.
 
     Each rank has a part of every expert's intermediate size, and all ranks route alike.
     """
@@ -62,8 +62,8 @@ class MoeMlp(nn.Module):
             for index in range(moe.num_experts)
         )
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns ``residual``, to which the result was added in place.
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns ``residual``, to which the result was added in place; without one the result.
 
         Experts are computed in ascending order, each for all of its tokens at once. So a token's sum has the same order
         in every batch.
@@ -78,7 +78,8 @@ class MoeMlp(nn.Module):
                 mine = slice(first, first + count)
                 out.index_add_(0, tokens[mine], self.experts[index](x[tokens[mine]]) * weights[mine])
             first += count
-        return residual.add_(self._tp.sum(out))
+        total = self._tp.sum(out)
+        return total if residual is None else residual.add_(total)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield from self.router.targets()

@@ -26,6 +26,10 @@ class RmsNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._ops.rms_norm(x, self.weight, self.eps)
 
+    def added(self, hidden: torch.Tensor, x: torch.Tensor, *, then: RmsNorm | None = None) -> torch.Tensor:
+        """``hidden``, to which the norm of ``x`` was added in place; or the norm ``then`` of it."""
+        return self._ops.add_normed_(hidden, x, self.weight, None if then is None else then.weight, self.eps)
+
     def heads_(self, x: torch.Tensor) -> None:
         """[T, heads, size], each head by itself, in place."""
         self._ops.head_norm_(x, self.weight, self.eps)

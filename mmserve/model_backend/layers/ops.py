@@ -51,6 +51,12 @@ class Ops(Protocol):
         """``rms_norm`` of each head of [T, heads, dim], in place. x's rows may have any stride."""
         ...
 
+    def add_normed_(
+        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, then: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        """hidden += ``rms_norm(x, weight)``. Returns the sum's norm with the weights ``then``; without them the sum."""
+        ...
+
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         """Over the last dimension of [..., size]."""
         ...

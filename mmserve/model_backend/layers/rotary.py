@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import torch
 from msgspec.structs import replace
 
 from mmserve.checkpoint.spec import LayerSpec, Rope
+from mmserve.model_backend.attention.interface import RopeRows
 from mmserve.runtime.errors import StartupError
 
 _SHORTEST_RAMP = 0.001
 """Where a ramp would begin and end at one index."""
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of a step's rows for each of the model's ropes, [ropes, T, pairs of a head]."""
-
-
-class RopeRows(NamedTuple):
-    """Which rows of ``Angles`` turn the heads of a layer. They differ where queries have an amplitude of their own."""
-
-    queries: int
-    keys: int
 
 
 def _ropes(rope: Rope) -> tuple[Rope, Rope]:

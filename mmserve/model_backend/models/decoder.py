@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import LayerSpec, TextSpec
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, RopeRows
 from mmserve.model_backend.layers.attention import SelfAttention
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.embedding import VocabParallelEmbedding
 from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.layers.moe import MoeMlp
 from mmserve.model_backend.layers.norm import RmsNorm
-from mmserve.model_backend.layers.rotary import Angles, RopeRows, Rotary
+from mmserve.model_backend.layers.rotary import Angles, Rotary
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 
@@ -56,8 +56,11 @@ class DecoderLayer(nn.Module):
         attended = self.attention.attend(self.attention_norm(hidden), angles, layer_kv, metadata)
         if logits_indices is not None:
             attended, hidden = attended[logits_indices], hidden[logits_indices]
-        hidden = _add(self.attention.out, attended, self.after_attention_norm, hidden)
-        return _add(self.mlp, self.mlp_norm(hidden), self.after_mlp_norm, hidden)
+        if self.after_attention_norm is None or self.after_mlp_norm is None:
+            hidden = self.attention.out(attended, hidden)
+            return self.mlp(self.mlp_norm(hidden), hidden)  # type: ignore[no-any-return]
+        normed = self.after_attention_norm.added(hidden, self.attention.out(attended), then=self.mlp_norm)
+        return self.after_mlp_norm.added(hidden, self.mlp(normed))
 
     def weights(self) -> DecoderLayerWeights | None:
         """None for a layer with experts."""
@@ -95,13 +98,6 @@ def _mlp(spec: TextSpec, layer: LayerSpec, context: LayerContext) -> GatedMlp | 
 def _norm(name: str, spec: TextSpec, context: LayerContext) -> RmsNorm:
     """Of hidden states."""
     return RmsNorm(name, spec.hidden_size, spec.rms_eps, offset=spec.norm_offset, context=context)
-
-
-def _add(block: nn.Module, x: torch.Tensor, norm: RmsNorm | None, hidden: torch.Tensor) -> torch.Tensor:
-    """``hidden``, to which the block's result, or its norm, was added in place."""
-    if norm is None:
-        return block(x, hidden)  # type: ignore[no-any-return]
-    return hidden.add_(norm(block(x, torch.zeros_like(hidden))))
 
 
 class Decoder(nn.Module):

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from mmserve.model_backend.attention.interface import CAUSAL, AttentionBackend, AttentionSpec, Mask
+from mmserve.model_backend.attention.interface import CAUSAL, AttentionBackend, AttentionSpec, Mask, RopeRows
 from mmserve.model_backend.layers.linear import LinearLayer
-from mmserve.model_backend.layers.rotary import RopeRows, Rotary
+from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.layers.target import Targets
 
 

@@ -53,6 +53,12 @@ class TorchOps:
     def head_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         x.copy_(self.rms_norm(x, weight, eps))
 
+    def add_normed_(
+        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, then: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        hidden.add_(self.rms_norm(x, weight, eps))
+        return hidden if then is None else self.rms_norm(hidden, then, eps)
+
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
 

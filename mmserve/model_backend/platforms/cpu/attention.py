@@ -10,7 +10,15 @@ import numpy as np
 import torch
 
 from mmserve.messages.step import BlockCopy
-from mmserve.model_backend.attention.interface import CAUSAL, AttentionInput, AttentionSpec, Mask, StepLimits
+from mmserve.model_backend.attention.interface import (
+    CAUSAL,
+    UNTURNED,
+    AttentionInput,
+    AttentionSpec,
+    HeadTurn,
+    Mask,
+    StepLimits,
+)
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
 
 _BLOCK_TOKENS, _MAX_TILE_ROWS, _HEAD_DIM_STEP = 16, 48, 16
@@ -39,6 +47,7 @@ class PagedCpuAttention:
     """
 
     block_sizes: Sequence[int] = (_BLOCK_TOKENS,)
+    turns_heads = False
     supports_graphs = False
 
     def __init__(
@@ -87,7 +96,9 @@ class PagedCpuAttention:
         layer_kv: torch.Tensor,
         metadata: PagedCpuMetadata,
         mask: Mask = CAUSAL,
+        turn: HeadTurn = UNTURNED,
     ) -> torch.Tensor:
+        assert turn is UNTURNED, "the layer turns the heads"
         rows, heads, dim = q.shape
         out = torch.empty(rows, heads, dim)
         image_ends = metadata.image_ends if mask.whole_images else None

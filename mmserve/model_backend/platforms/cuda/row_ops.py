@@ -14,7 +14,7 @@ import triton
 
 from mmserve.model_backend.layers.ops import Activation
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
-from mmserve.model_backend.platforms.cuda.kernels.rows import gate_rows, norm_rows, rotate_rows
+from mmserve.model_backend.platforms.cuda.kernels.rows import add_normed_rows, gate_rows, norm_rows, rotate_rows
 from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.runtime.errors import shortened
 
@@ -48,6 +48,23 @@ class RowOps(TorchOps):
             super().head_norm_(x, weight, eps)
         else:
             _norm(x, weight, x, eps)
+
+    def add_normed_(
+        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, then: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        if "add_normed_" not in self.tested or not (_fits(x) and _fits(hidden)):
+            return super().add_normed_(hidden, x, weight, then, eps)
+        rows, size = x.shape
+        out = hidden if then is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        with current_gpu(x):
+            add_normed_rows[(rows,)](
+                *(hidden, x, weight, weight if then is None else then, out, hidden.stride(0), x.stride(0), eps),
+                SIZE=size,
+                PADDED=triton.next_power_of_2(size),
+                THEN=then is not None,
+                num_warps=_warps(size),
+            )
+        return out
 
     def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adjacent: bool = False) -> None:
         if "rotary_" not in self.tested or not (_fits(x) and cos.is_contiguous() and sin.is_contiguous()):
@@ -83,8 +100,14 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) 
             *(x, weight, out, x.stride(0), x.stride(1), out.stride(0), out.stride(1), eps),
             SIZE=size,
             PADDED=triton.next_power_of_2(size),
-            num_warps=min(16, max(1, triton.next_power_of_2(size) // _NUMBERS_OF_A_WARP)),
+            num_warps=_warps(size),
         )
+
+
+def _warps(size: int) -> int:
+    """Of a program that holds a row of so many numbers."""
+    warps: int = min(16, max(1, triton.next_power_of_2(size) // _NUMBERS_OF_A_WARP))
+    return warps
 
 
 def _gated(plain: Activation, gelu: bool, x: torch.Tensor) -> torch.Tensor:
@@ -131,6 +154,12 @@ def _norm_trial(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
     return ops.rms_norm(x.flatten(1), x[0].flatten().clone(), 1e-6)
 
 
+def _add_trial(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
+    hidden, weight = x.flatten(1).clone(), x[0].flatten().clone()
+    normed = ops.add_normed_(hidden, x.flatten(1), weight, weight, 1e-6)
+    return torch.cat((hidden, normed, ops.add_normed_(hidden, normed, weight, None, 1e-6)))
+
+
 def _rotary_trial(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
     angles = x[:, 0, :12].float()
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
@@ -144,4 +173,9 @@ def _gate_trial(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([ops.act_and_mul(name)(rows.clone()) for name in ("silu", "gelu_pytorch_tanh")])
 
 
-_TRIALS: dict[str, Trial] = {"rms_norm": _norm_trial, "rotary_": _rotary_trial, "act_and_mul": _gate_trial}
+_TRIALS: dict[str, Trial] = {
+    "rms_norm": _norm_trial,
+    "add_normed_": _add_trial,
+    "rotary_": _rotary_trial,
+    "act_and_mul": _gate_trial,
+}

@@ -12,8 +12,17 @@ import numpy as np
 import torch
 import triton
 
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.interface import (
+    UNTURNED,
+    AttentionBackend,
+    AttentionInput,
+    AttentionSpec,
+    HeadTurn,
+    RopeRows,
+    StepLimits,
+)
 from mmserve.model_backend.attention.sdpa import SdpaAttention
+from mmserve.model_backend.layers.head_turn import turn_heads_
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
 from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttention
 from mmserve.model_backend.platforms.cuda.attention.tiling import encoder_tiling, tiling_of
@@ -81,7 +90,7 @@ def _difference(
     kv_dtype: torch.dtype,
     device: torch.device,
 ) -> float:
-    """The largest between their results, over all masks of the model."""
+    """The largest between their results, over all masks of the model and several ways to turn heads."""
     block_tokens = tested.block_sizes[0]
     step = _step(block_tokens)
     rows, generator = len(step.slot_mapping), torch.Generator().manual_seed(0)
@@ -90,15 +99,32 @@ def _difference(
     cache = torch.randn(shape, generator=generator).to(kv_dtype).to(device)
     limits = StepLimits(rows, len(_CHUNKS), _BLOCKS, block_tokens)
     largest = []
-    for mask in spec.masks:
+    cases = [(mask, UNTURNED) for mask in spec.masks]
+    cases += [(spec.masks[0], turn) for turn in _turns(spec, rows, dtype, device)]
+    for mask, turn in cases:
         outs = []
         for backend in (tested, reference):
-            made = heads.to(device, dtype)
+            made = heads.to(device, dtype, copy=True)
+            if not backend.turns_heads:
+                turn_heads_(TorchOps(), made, spec.num_heads, spec.num_kv_heads, turn)
             kv = made[:, spec.num_heads :].view(rows, 2, spec.num_kv_heads, spec.head_dim)
-            metadata = backend.builder(limits).build(step)
-            outs.append(backend.forward(made[:, : spec.num_heads], kv, cache.clone(), metadata, mask).float())
+            metadata, left = backend.builder(limits).build(step), turn if backend.turns_heads else UNTURNED
+            outs.append(backend.forward(made[:, : spec.num_heads], kv, cache.clone(), metadata, mask, left).float())
         largest.append(float((outs[0] - outs[1]).abs().max()))
     return float(torch.tensor(largest).max())  # NaN if one of them is
+
+
+def _turns(spec: AttentionSpec, rows: int, dtype: torch.dtype, device: torch.device) -> list[HeadTurn]:
+    """A rotation of whole heads, and norms with a rotation of a part of the head by adjacent pairs."""
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.rand(spec.head_dim, generator=generator).to(device, dtype) for _ in range(2)]
+    turns = []
+    for pairs, norms, adjacent in ((spec.head_dim // 2, False, False), (spec.head_dim // 4, True, True)):
+        angles = torch.rand(2, rows, pairs, generator=generator) * 100
+        cos, sin = (each.to(device, dtype) for each in (angles.cos(), angles.sin()))
+        q_norm, k_norm = weights if norms else (None, None)
+        turns.append(HeadTurn(q_norm, k_norm, 1e-6, cos, sin, RopeRows(0, 1), adjacent))
+    return turns
 
 
 def _step(block_tokens: int) -> AttentionInput:

@@ -21,6 +21,39 @@ def norm_rows(
 
 
 @triton.jit
+def add_normed_rows(
+    hidden,
+    x,
+    weight,
+    then,
+    out,
+    stride_hidden,
+    stride_x,
+    eps,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    THEN: tl.constexpr,
+):
+    """A program a row of SIZE numbers: hidden += RMSNorm(x); with THEN also out = RMSNorm(hidden), by its own weights.
+    Rows of ``out`` lie next to each other."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, PADDED)
+    inside = at < SIZE
+    values = tl.load(x + row * stride_x + at, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    normed = values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    to = hidden + row * stride_hidden + at
+    total = tl.load(to, mask=inside, other=0.0).to(tl.float32) + normed
+    tl.store(to, total.to(hidden.dtype.element_ty), mask=inside)
+    if THEN:
+        # Of the sum as it is stored, so that all that read it later see the same numbers.
+        rounded = total.to(hidden.dtype.element_ty).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(rounded * rounded, 0) / SIZE + eps)
+        result = rounded * scale * tl.load(then + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row * SIZE + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def rotate_rows(
     x,
     cos,

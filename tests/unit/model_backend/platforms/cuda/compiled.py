@@ -23,7 +23,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Mask, StepLimits
+from mmserve.model_backend.attention.interface import (
+    AttentionInput,
+    AttentionSpec,
+    HeadTurn,
+    Mask,
+    RopeRows,
+    StepLimits,
+)
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 
 ENCODER, ROWS = "encoder", "rows"
@@ -128,8 +135,10 @@ def compile_case(case: Case, capability: int) -> list[dict[str, Any]]:
     q, kv = heads[:, : spec.num_heads], heads[:, spec.num_heads :].unflatten(1, (2, spec.num_kv_heads))
     metadata = backend.builder(StepLimits(64, 2, 64, 16)).build(step)
     cache = torch.empty(backend.kv_shape(64, 16), dtype=getattr(torch, case.kv_dtype or case.dtype))
+    angles = torch.empty(1, 41, case.dim // 2, dtype=dtype)
+    turn = HeadTurn(*torch.empty(2, case.dim, dtype=dtype), 1e-6, angles, angles, RopeRows(0, 0))
     with compiled_launches(capability) as kernels:
-        backend.forward(q, kv, cache, metadata, *spec.masks)
+        backend.forward(q, kv, cache, metadata, *spec.masks, turn=turn)
     return [resources(kernel) for kernel in kernels]
 
 
@@ -149,9 +158,10 @@ def compile_rows(size: int, dtype: str, capability: int) -> list[dict[str, Any]]
     from mmserve.model_backend.platforms.cuda.row_ops import RowOps
 
     ops, x, angles = RowOps(), torch.empty(8, size, dtype=getattr(torch, dtype)), torch.empty(8, 64)
-    ops.tested = frozenset({"rms_norm", "rotary_", "act_and_mul"})
+    ops.tested = frozenset({"rms_norm", "add_normed_", "rotary_", "act_and_mul"})
     with compiled_launches(capability) as kernels:
         ops.rms_norm(x, x[0], 1e-6)
+        ops.add_normed_(x, x, x[0], x[0], 1e-6)
         ops.rotary_(x.unflatten(1, (-1, 128)), angles.to(x.dtype), angles.to(x.dtype))
         ops.act_and_mul("silu")(x)
     return [resources(kernel) for kernel in kernels]

@@ -38,7 +38,7 @@ def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
         *(LLAMA, WIDE, LLAMA._replace(kv_dtype="float8_e4m3fn"), (ENCODER, 80, "bfloat16")),
         *((ROWS, size, "bfloat16") for size in (4096, 16_384)),
     )
-    assert set(rows) == {"norm_rows", "rotate_rows", "gate_rows"}
+    assert set(rows) == {"norm_rows", "add_normed_rows", "rotate_rows", "gate_rows"}
     assert not any(kernel["spilled_bytes"] for kernel in (*rows.values(), *long_rows.values()))
     for name in ("attend_splits", "prefill_tiles"):
         assert not short_cache[name]["spilled_bytes"]
@@ -48,7 +48,7 @@ def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
     assert tower["encoder_tiles"]["wgmma"]
     assert tower["encoder_tiles"]["copies_ahead"]
     for model, case in zip((LLAMA, WIDE), cases, strict=True):
-        assert set(case) == {"store_kv", "attend_splits", "merge_splits", "prefill_tiles"}
+        assert set(case) == {"turn_and_store", "attend_splits", "merge_splits", "prefill_tiles"}
         for kernel in case.values():
             assert kernel["spilled_bytes"] == 0
             assert kernel["shared_bytes"] <= SHARED_BYTES[HOPPER]

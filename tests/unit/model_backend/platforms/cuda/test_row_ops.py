@@ -39,6 +39,11 @@ def head_norm(ops: TorchOps, t: list[torch.Tensor]) -> torch.Tensor:
     return t[0]
 
 
+def add_normed(ops: TorchOps, t: list[torch.Tensor], with_then: bool = True) -> torch.Tensor:
+    normed = ops.add_normed_(t[0][1:], t[1], t[2], t[3] if with_then else None, 1e-5)
+    return torch.cat((t[0], normed))
+
+
 def rotary(ops: TorchOps, t: list[torch.Tensor], adjacent: bool = False) -> torch.Tensor:
     ops.rotary_(t[0][:, : t[0].shape[1] - 1], t[1], t[2], adjacent)
     return t[0]
@@ -52,6 +57,8 @@ CASES: dict[str, tuple[Operation, tuple[tuple[int, ...], ...]]] = {
     "rms_norm": (rms_norm, ((3, 64), (64,))),
     "rms_norm, no power of two": (rms_norm, ((2, 45), (45,))),
     "head_norm": (head_norm, ((3, 5, 16), (16,))),
+    "add_normed, and a norm of the sum": (add_normed, ((4, 45), (3, 45), (45,), (45,))),
+    "add_normed": (lambda ops, t: add_normed(ops, t, False), ((4, 64), (3, 64), (64,), (64,))),
     "rotary": (rotary, ((3, 4, 16), (3, 8), (3, 8))),
     "rotary, a part, many heads": (rotary, ((2, 12, 20), (2, 6), (2, 6))),
     "rotary, adjacent": (lambda ops, t: rotary(ops, t, True), ((3, 4, 16), (3, 8), (3, 8))),
@@ -90,7 +97,7 @@ def test_other_activations_are_torch_s(ops: RowOps) -> None:
     assert torch.equal(ops.act_and_mul("relu")(x.clone()), TorchOps().act_and_mul("relu")(x.clone()))
 
 
-@pytest.mark.parametrize("kernel", ["norm_rows", "rotate_rows", "gate_rows"])
+@pytest.mark.parametrize("kernel", ["norm_rows", "add_normed_rows", "rotate_rows", "gate_rows"])
 def test_a_kernel_that_fails_its_test_is_left_to_torch(
     kernel: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,12 +107,12 @@ def test_a_kernel_that_fails_its_test_is_left_to_torch(
         def __getitem__(self, grid: object) -> None:
             raise RuntimeError("no such instruction")
 
-    assert len(working_kernels(CPU)) == 3
+    assert len(working_kernels(CPU)) == 4
     monkeypatch.setattr(row_ops, kernel, Broken())
-    assert len(working_kernels(CPU)) == 2
+    assert len(working_kernels(CPU)) == 3
     assert "no such instruction" in caplog.text
 
 
 def test_a_kernel_with_wrong_results_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_ops, "_norm", lambda x, weight, out, eps: out.fill_(torch.nan))
-    assert working_kernels(CPU) == {"rotary_", "act_and_mul"}
+    assert working_kernels(CPU) == {"add_normed_", "rotary_", "act_and_mul"}
