@@ -16,7 +16,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.supervisor.child.process import Child, InheritedFds, spawn
 from mmserve.supervisor.child.rendezvous import Rendezvous
-from mmserve.supervisor.run import arena_of
+from mmserve.supervisor.inherited import arena_of
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.find_model import find_model
 from mmserve.supervisor.startup.run_directory import run_directory

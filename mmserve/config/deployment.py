@@ -13,6 +13,7 @@ import msgspec
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.budgets import Budgets, budgets_of
 from mmserve.config.config import Config
+from mmserve.config.node_options import ranks_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 FIRST_VIRTUAL_TOKEN = 1 << 32
@@ -53,7 +54,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"]
     dtype: Dtype
     cpu_threads: int = 1
-    """On a CPU: threads of all ranks together."""
+    """On a CPU: threads of all ranks of this machine together."""
     max_model_len: int
     kv_tokens: int | None
     """Tokens in the KV cache of each rank, which rounds down to whole blocks. None: the rank measures its GPU."""
@@ -65,6 +66,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """--mm-hash-seed, or random per start, so that content keys of different servers differ."""
     url: str
     version: str
+
+    @property
+    def ranks_here(self) -> range:
+        """The tensor-parallel ranks of this machine."""
+        return ranks_of(self.config, self.config.node_rank)
 
     @property
     def activation_dtype(self) -> Dtype:

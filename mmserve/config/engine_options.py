@@ -53,7 +53,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tp: Annotated[int, field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        field("model", "threads that all ranks together compute with on a CPU; default: the physical cores it may use"),
+        field(
+            "model",
+            "threads that all ranks of this machine together compute with on a CPU; default: the physical cores it may "
+            "use",
+        ),
     ] = None
     kernel_level: Annotated[
         KernelLevel,
@@ -154,3 +158,30 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_events_buffer_mb: Annotated[
         float, field("kv events", "latest events kept to be repeated, MiB", gt=0, le=MAX_MB)
     ] = 16.0
+
+    nnodes: Annotated[
+        int, field("nodes", "machines that share the ranks of --tp equally; node 0 has all else", ge=1, le=64)
+    ] = 1
+    node_rank: Annotated[
+        int, field("nodes", "number of this machine among --nnodes; 0, the head, is the one with the HTTP port", ge=0)
+    ] = 0
+    head: Annotated[
+        str | None,
+        field(
+            "nodes",
+            "HOST[:PORT] of node 0, where it listens for the other nodes: an address of a private network, for what "
+            "ranks compute travels unencrypted; default port: 8100",
+        ),
+    ] = None
+    cluster_key_file: Annotated[
+        str | None,
+        field(
+            "nodes",
+            "file with the secret that all machines of this server share; node 0 makes it if it is missing, the others "
+            "need a copy",
+        ),
+    ] = None
+    node_timeout: Annotated[
+        float,
+        field("nodes", "seconds without a word from another node after which it counts as lost", gt=0, le=600),
+    ] = 5.0

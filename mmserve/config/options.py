@@ -25,6 +25,7 @@ from mmserve.config import media_limits
 from mmserve.config.api_keys import load_api_keys
 from mmserve.config.config import ENV_PREFIX, Config
 from mmserve.config.event_options import check_kv_events
+from mmserve.config.node_options import check_nodes
 from mmserve.runtime.errors import StartupError
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
@@ -178,6 +179,7 @@ def check(config: Config) -> None:
     try:
         load_api_keys(config)
         check_kv_events(config)
+        check_nodes(config)
     except StartupError as error:
         raise OptionError(str(error)) from None
     if config.allowed_local_media_path is not None and not Path(config.allowed_local_media_path).is_dir():

@@ -201,6 +201,10 @@ class Arena:
         start = handle.offset + ALIGNMENT
         return self._view[start : start + handle.nbytes]
 
+    def part(self, handle: Handle, start: int, end: int) -> memoryview:
+        """Bytes [start, end) of the payload, as ``view``."""
+        return self.view(handle)[start:end]
+
     def readable(self, handle: Handle) -> memoryview:
         """A read-only view of the payload. Raises StaleHandle."""
         self.check(handle)

@@ -55,6 +55,10 @@ class Sender(Generic[T]):
             return False
         return True
 
+    def send_encoded(self, data: bytes) -> None:
+        """Send a message that another process has encoded. For a queue without limit."""
+        self._socket.send(data, zmq.NOBLOCK)
+
     def close(self, *, linger_ms: int = 0) -> None:
         self._socket.close(linger=linger_ms)
 
@@ -109,13 +113,17 @@ class Receiver(Generic[T]):
         self._socket.close(linger=0)
 
 
-def wait_for_any(receivers: Sequence[Receiver[Any]], timeout_s: float) -> list[Receiver[Any]]:
+Source = Receiver[Any] | zmq.Socket[bytes]
+
+
+def wait_for_any(sources: Sequence[Source], timeout_s: float) -> list[Source]:
     """Wait until one of them has a message, at most timeout_s. Returns those that have one."""
+    sockets = [source._socket if isinstance(source, Receiver) else source for source in sources]
     poller = zmq.Poller()
-    for receiver in receivers:
-        poller.register(receiver._socket, zmq.POLLIN)
+    for socket in sockets:
+        poller.register(socket, zmq.POLLIN)
     ready = dict(poller.poll(int(timeout_s * 1000)))
-    return [receiver for receiver in receivers if receiver._socket in ready]
+    return [source for source, socket in zip(sources, sockets, strict=True) if socket in ready]
 
 
 class AsyncReceiver(Generic[T]):

@@ -30,6 +30,20 @@ class Endpoints:
     def rank(self, rank: int) -> str:
         return self._ipc(f"rank-{rank}")
 
+    @property
+    def node_plans(self) -> str:
+        """Where node 0 takes the plans for the ranks of other nodes."""
+        return self._ipc("node-plans")
+
+    @property
+    def node_store(self) -> str:
+        """Where node 0 takes the port of rank 0's store."""
+        return self._ipc("node-store")
+
+    def meeting(self, rank: int) -> str:
+        """Where a rank is told at which store the ranks of several nodes meet."""
+        return self._ipc(f"meeting-{rank}")
+
     def http(self, worker: int) -> str:
         return self._ipc(f"http-{worker}")
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from mmserve.messages.media import MediaSpan
+from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.sampling import SamplingParams
 
 
@@ -72,6 +72,23 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="pl
     new: tuple[NewSequence, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     steps: tuple[SequenceStep, ...] = ()
+
+
+class RowPiece(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive rows of an image's embedding, for ranks on other machines than the arena."""
+
+    embed: Handle
+    first: int
+    """Offset of ``rows`` in the embedding, in bytes."""
+    rows: bytearray
+
+
+class PlanWithRows(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan_rows"):
+    """A plan, and all embedding rows that its steps compute. Rows that could not be read are left out, and count as
+    lost."""
+
+    plan: StepPlan
+    pieces: tuple[RowPiece, ...]
 
 
 class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -148,5 +165,5 @@ class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="r
     """Seconds of a step with a prompt of ``chunk_tokens`` tokens alone. 0: unknown."""
 
 
-RankInbound = StepPlan
+RankInbound = StepPlan | PlanWithRows
 RankOutbound = StepResult | RankReady

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -94,25 +95,38 @@ class TpGroup:
             tensor.copy_(host)
 
 
-@contextmanager
-def join(rank: int, size: int, store: Path | None, device: torch.device) -> Iterator[TpGroup]:
-    """Initialise the process group through the ``store`` file, on the loopback interface; destroy it at the end.
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks find each other, and how they talk."""
 
-    One rank alone needs no file.
-    """
+    store: Store
+    interface: str = "lo"
+    """Network interface of this machine."""
+    num_here: int | None = None
+    """Ranks on this machine. None: all."""
+
+
+def at_file(path: Path, size: int) -> Meeting:
+    """All ``size`` ranks are on this machine, and have this file."""
+    return Meeting(FileStore(str(path), size))
+
+
+@contextmanager
+def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) -> Iterator[TpGroup]:
+    """Initialise the process group; destroy it at the end. One rank alone needs no meeting."""
     if size == 1:
         yield TpGroup()
         return
-    assert store is not None
-    on_host = device.type == "cpu" or size > torch.cuda.device_count()
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    assert meeting is not None
+    on_host = device.type == "cpu" or (meeting.num_here or size) > torch.cuda.device_count()
+    if meeting.num_here is not None:
+        on_host = _any_on_host(on_host, rank, size, meeting.store)
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = meeting.interface
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
         "gloo" if on_host else "nccl",
-        store=dist.FileStore(  # type: ignore[attr-defined]
-            str(store), size
-        ),
+        store=meeting.store,
         rank=rank,
         world_size=size,
         timeout=_TIMEOUT,
@@ -121,3 +135,9 @@ def join(rank: int, size: int, store: Path | None, device: torch.device) -> Iter
         yield TpGroup(rank, size, on_host)
     finally:
         dist.destroy_process_group()
+
+
+def _any_on_host(on_host: bool, rank: int, size: int, store: Store) -> bool:
+    """True if a rank's machine has too few GPUs: all ranks must choose the same way."""
+    store.set(f"on host {rank}", str(on_host))
+    return any(store.get(f"on host {other}") == b"True" for other in range(size))

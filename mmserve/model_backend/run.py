@@ -13,8 +13,10 @@ from mmserve.health.long_work import LongWork
 from mmserve.ipc.channel import BrokenLink, Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 from mmserve.model_backend import distributed
+from mmserve.model_backend.meeting import meeting_of
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.worker.embedding_source import SentRows
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.runtime.memory import allocator
@@ -26,35 +28,37 @@ logger = logging.getLogger(__name__)
 def run(process: Process) -> None:
     """Load, warm up, report readiness, then compute plans until stopped."""
     deployment, endpoints, rank = process.deployment, process.endpoints, process.index
-    size = deployment.config.tp
+    here, among = rank - deployment.ranks_here.start, len(deployment.ranks_here)
     startup_timer = StartupTimer()
     startup_timer.end("process and imports")
     platform = platform_for(
         deployment.device,
         deployment.dtype,
-        rank,
+        here,
         deployment.activation_dtype,
         kernel_level=deployment.config.kernel_level,
         attention=deployment.config.attention_backend,
     )
-    platform.place(rank, size)
-    platform.set_threads(deployment.cpu_threads // size)
+    platform.place(here, among)
+    platform.set_threads(deployment.cpu_threads // among)
     with ExitStack() as stack:
-        inbox: Receiver[StepPlan] = stack.enter_context(
+        inbox: Receiver[RankInbound] = stack.enter_context(
             closing(Receiver(endpoints.rank(rank), RankInbound, lockstep=True))
         )
         outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
-        tp = stack.enter_context(distributed.join(rank, size, process.rendezvous, platform.device))
+        meeting = stack.enter_context(meeting_of(process))
+        tp = stack.enter_context(distributed.join(rank, deployment.config.tp, meeting, platform.device))
         startup_timer.end("kernels and links")
+        sent_rows = SentRows() if deployment.config.node_rank else None
         if process.arena is not None and deployment.config.prefault:
             process.arena.map_all()
         busy_visual_servers = BusyCores(endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
-        platform.share_cores(deployment.cpu_threads // size, busy_visual_servers.counts, among=size)
-        busy_ranks = BusyCores(endpoints.busy_cores("model_backend"), size)
-        busy_ranks.clear(rank)
+        platform.share_cores(deployment.cpu_threads // among, busy_visual_servers.counts, among=among)
+        busy_ranks = BusyCores(endpoints.busy_cores("model_backend"), among)
+        busy_ranks.clear(here)
         with allocator.return_freed_memory():
-            runner = ModelRunner(deployment, tp, process.arena, platform, process.progress, startup_timer)
+            runner = ModelRunner(deployment, tp, sent_rows or process.arena, platform, process.progress, startup_timer)
         platform.release_torch_threads()
         # First, so that the time of the warm-up's chunk is that of later ones.
         platform.prefault_for_steps(deployment)
@@ -72,28 +76,33 @@ def run(process: Process) -> None:
         runner.faults = process.fault_point()  # the warm-up is no unit of work
         process.ready(_details(process, runner, platform))
         long_steps = stack.enter_context(LongWork(heartbeat, counts_cpu_time=deployment.device == "cpu"))
-        computing = partial(_computing, long_steps, busy_ranks, rank, deployment.cpu_threads // size)
-        serve(inbox, outbox, runner, heartbeat, computing, answers=rank == 0)
+        computing = partial(_computing, long_steps, busy_ranks, here, deployment.cpu_threads // among)
+        serve(inbox, outbox, runner, heartbeat, computing, sent_rows, answers=rank == 0)
 
 
 def serve(
-    inbox: Receiver[StepPlan],
+    inbox: Receiver[RankInbound],
     outbox: Sender[RankOutbound],
     runner: ModelRunner,
     heartbeat: HeartbeatSender,
     computing: Callable[[], AbstractContextManager[None]],
+    sent_rows: SentRows | None = None,
     *,
     answers: bool,
 ) -> None:
-    """Compute plans in the order of arrival. With ``answers``, send the results.
+    """Compute plans in the order of arrival. With ``answers``, send the results. ``sent_rows``: gets the embedding rows
+    that come with plans.
 
     Ends only by an exception: BrokenLink if a plan is missing, repeated or does not decode.
     """
     last_step_id = 0
     while True:
-        plans = inbox.drain(block=True, timeout_s=INTERVAL_S)
-        heartbeat.beat(busy=bool(plans), progressed=bool(plans))
-        for plan in plans:
+        messages = inbox.drain(block=True, timeout_s=INTERVAL_S)
+        heartbeat.beat(busy=bool(messages), progressed=bool(messages))
+        for message in messages:
+            plan, pieces = (message, ()) if isinstance(message, StepPlan) else (message.plan, message.pieces)
+            if sent_rows is not None:
+                sent_rows.replace(pieces)
             last_step_id += 1
             if plan.step_id != last_step_id:
                 raise BrokenLink(f"the plan of step {plan.step_id} came instead of that of step {last_step_id}")

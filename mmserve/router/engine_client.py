@@ -15,17 +15,21 @@ _SHORT_STEP_S = 0.005
 
 
 class EngineClient:
-    """Channels to ``num_ranks`` ranks, and the plans in flight: sent, but their result not yet received.
+    """Channels to the ranks of this machine, and the plans in flight: sent, but their result not yet received.
 
     While a call waits for the ranks it sends heartbeats without progress. It raises BrokenLink if the ranks send
     anything but what comes next.
     """
 
-    def __init__(self, endpoints: Endpoints, num_ranks: int, heartbeat: HeartbeatSender) -> None:
+    def __init__(
+        self, endpoints: Endpoints, num_ranks: int, heartbeat: HeartbeatSender, *, other_nodes: bool = False
+    ) -> None:
+        """``num_ranks``: on this machine. ``other_nodes``: others have more, and get plans by the links of nodes."""
         self._results: Receiver[RankOutbound] = Receiver(endpoints.rank_results, RankOutbound, lockstep=True)
-        self._ranks: list[Sender[RankInbound]] = [
-            Sender(endpoints.rank(rank), RankInbound) for rank in range(num_ranks)
-        ]
+        receivers = [endpoints.rank(rank) for rank in range(num_ranks)]
+        if other_nodes:
+            receivers.append(endpoints.node_plans)
+        self._ranks: list[Sender[RankInbound]] = [Sender(receiver, RankInbound) for receiver in receivers]
         self._received: deque[RankOutbound] = deque()
         self._in_flight: deque[StepPlan] = deque()
         self._heartbeat = heartbeat

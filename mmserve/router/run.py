@@ -41,7 +41,8 @@ def run(process: Process) -> None:
         # A text model has no visual servers, and a socket without a peer wakes up 30 times a second to reconnect.
         visual_workers = config.visual_workers if deployment.model.vision is not None else 0
         encoders = stack.enter_context(closing(EncoderLinks(endpoints, visual_workers)))
-        engine = stack.enter_context(closing(EngineClient(endpoints, deployment.config.tp, heartbeat)))
+        ranks_here, other_nodes = len(deployment.ranks_here), config.nnodes > 1
+        engine = stack.enter_context(closing(EngineClient(endpoints, ranks_here, heartbeat, other_nodes=other_nodes)))
         publisher = stack.enter_context(_publisher(config)) if config.kv_events_endpoint is not None else None
         ready = engine.wait_ready()
         feed = None if publisher is None else _feed(process, publisher, ready.block_tokens)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from operator import itemgetter
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -19,12 +18,13 @@ import setproctitle
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
-from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
+from mmserve.ipc import cluster_key
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.runtime.errors import StartupError
 from mmserve.runtime.logs import log
 from mmserve.supervisor.child.process import Child, InheritedFds
 from mmserve.supervisor.child.rendezvous import Rendezvous
+from mmserve.supervisor.inherited import arena_of, parent_death_pipe
+from mmserve.supervisor.node import supervise_node
 from mmserve.supervisor.progress import say
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.find_draft import find_draft
@@ -56,7 +56,10 @@ def serve(
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with ExitStack() as stack:
-            _supervise(stack, config, find, roles, started_s)
+            if config.node_rank:
+                supervise_node(stack, config, find)
+            else:
+                _supervise(stack, config, find, roles, started_s)
     except Interrupted as interrupted:
         return 128 + interrupted.signum
     except KeyboardInterrupt:
@@ -75,6 +78,8 @@ def _supervise(
     roles: Callable[[Deployment], Topology],
     started_s: float,
 ) -> None:
+    if config.nnodes > 1:
+        make_key(config)
     http = stack.enter_context(listen(config.host, config.port, "--port"))
     health = stack.enter_context(listen(config.host, config.health_port, "--health-port"))
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model} on {url_of(http)})")
@@ -101,7 +106,7 @@ def _supervise(
     say(render(table, deployment), sys.stdout)
     rendezvous = stack.enter_context(closing(Rendezvous()))
     inherited = InheritedFds(
-        parent_death_fd=stack.enter_context(_parent_death_pipe()),
+        parent_death_fd=stack.enter_context(parent_death_pipe()),
         arena_fd=stack.enter_context(
             arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages, when_used=not config.prefault)
         ).fd,
@@ -121,40 +126,13 @@ def _supervise(
     supervisor.run(on_ready)
 
 
-@contextmanager
-def _parent_death_pipe() -> Iterator[int]:
-    """The read end, which children inherit. It is at end of file once this process is gone, for any reason."""
-    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-    try:
-        yield read_fd
-    finally:
-        os.close(read_fd)
-        os.close(write_fd)
-
-
-@contextmanager
-def arena_of(nbytes: int, *, huge_pages: bool = False, when_used: bool = False) -> Iterator[Arena]:
-    """The shared memory, see ``Arena.create``. Raises StartupError if the machine does not have that much."""
-    try:
-        arena = Arena.create(nbytes, huge_pages=huge_pages, when_used=when_used)
-    except OSError as error:
-        raise StartupError(
-            f"--mm-cache-gb: no {nbytes / plan.GIB:.1f} GiB of shared memory to be had ({error.strerror}, "
-            f"{machine.free_memory()[0] / plan.GIB:.1f} GiB are free); {_remedy(error, nbytes, huge_pages)}"
-        ) from None
-    try:
-        yield arena
-    finally:
-        arena.close()
-
-
-def _remedy(error: OSError, nbytes: int, huge_pages: bool) -> str:
-    if error.errno == errno.EFBIG:
-        return "raise the limit on the size of files (ulimit -f), or lower it"
-    if huge_pages:
-        num_pages = file_nbytes(nbytes, huge_pages=True) // HUGE_PAGE_NBYTES
-        return f"reserve huge pages first (sysctl vm.nr_hugepages={num_pages}), or leave out --arena-huge-pages"
-    return "lower it"
+def make_key(config: Config) -> None:
+    """Make the secret of the nodes if it is missing. Raises StartupError."""
+    assert config.cluster_key_file is not None
+    path = Path(config.cluster_key_file)
+    if cluster_key.make_if_missing(path):
+        logger.info("made the secret %s; the other nodes need a copy (--cluster-key-file)", path)
+    cluster_key.read(path)
 
 
 def _start_table(children: list[Child], started_s: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
 
 from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
@@ -14,6 +15,38 @@ from mmserve.messages.request import EngineInbound, WorkerDied
 from mmserve.messages.status import HealthInbound, ProcessTable
 from mmserve.metrics.client import MetricsClient
 from mmserve.supervisor.topology import Epoch, Member
+
+
+class Publisher(Protocol):
+    """Who is told what the supervisor knows."""
+
+    def phase(self, phase: str, http_workers: Iterable[Member], *, ready: bool, detail: str = "") -> None:
+        """The server's phase has changed."""
+
+    def processes(self, table: ProcessTable) -> None:
+        """The processes have changed."""
+
+    def raise_epoch(self, member: Member) -> None:
+        """The part to which ``member`` belongs has restarted."""
+
+    def died(self, member: Member) -> None:
+        """A process is started again."""
+
+
+class NoStatus:
+    """Of a node that has ranks alone: nobody listens."""
+
+    def phase(self, phase: str, http_workers: Iterable[Member], *, ready: bool, detail: str = "") -> None:
+        """Tells nobody."""
+
+    def processes(self, table: ProcessTable) -> None:
+        """Tells nobody."""
+
+    def raise_epoch(self, member: Member) -> None:
+        """Tells nobody."""
+
+    def died(self, member: Member) -> None:
+        """Tells nobody."""
 
 
 class StatusPublisher:

@@ -21,7 +21,7 @@ from mmserve.supervisor.progress import WeightsBar
 from mmserve.supervisor.restarts import RestartLimit
 from mmserve.supervisor.rolling_restart import RollingRestart, has_terminal
 from mmserve.supervisor.start_limit import StartLimit
-from mmserve.supervisor.status_publisher import StatusPublisher
+from mmserve.supervisor.status_publisher import Publisher
 from mmserve.supervisor.topology import Member, Topology, members
 from mmserve.supervisor.watch import Exited, Reported, Signalled, Watch
 from mmserve.supervisor.watchdog import Watchdog, print_stacks
@@ -54,7 +54,7 @@ class Supervisor:
         roles: Topology,
         inherited: InheritedFds,
         watch: Watch,
-        publisher: StatusPublisher,
+        publisher: Publisher,
     ) -> None:
         self._deployment = deployment
         self._children = Children(
@@ -242,7 +242,8 @@ class Supervisor:
     def _drain(self) -> None:
         """Wait until the HTTP workers have finished their live requests. A second signal ends the wait."""
         timeout_s = self._deployment.config.shutdown_timeout
-        logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
+        if self._children.http_workers():
+            logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
         self._publish_phase()
         self._terminate(
             self._children.http_workers(),

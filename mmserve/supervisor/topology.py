@@ -24,10 +24,12 @@ class Role:
     target: str
     """module:function, called with a Process."""
     count: int = 1
+    first: int = 0
+    """Index of the first of its processes on this machine."""
     after: tuple[str, ...] = ()
     """Roles that must be ready before this one starts; roles without it start in parallel."""
     engine: bool = False
-    """True for the router and the ranks, which restart together; other processes restart alone."""
+    """True for the router, the ranks and links between nodes, which restart together; others restart alone."""
     epoch: Epoch = ""
     """The epoch of ServerPhase that rises when the role is ready again after a restart; one each for visual servers."""
     listens: Listens = ""
@@ -69,20 +71,16 @@ Topology = Sequence[Role]
 
 
 def topology(deployment: Deployment) -> Topology:
-    """The processes of this server. A text model needs no visual server."""
+    """The processes of this machine. A text model needs no visual server; nodes but the first have ranks alone."""
     config = deployment.config
+    if config.node_rank:
+        return [Role("node", "mmserve.nodes.run:run_node", engine=True), _ranks(deployment)]
     roles = [
         Role("metrics", "mmserve.metrics.run:run"),
         Role("health", "mmserve.health.run:run", listens="health"),
         Role("cache_server", "mmserve.cache_server.run:run", epoch="cache"),
-        Role(
-            "model_backend",
-            "mmserve.model_backend.run:run",
-            count=config.tp,
-            engine=True,
-            epoch="engine",
-            numbered="rank",
-        ),
+        *([Role("nodes", "mmserve.nodes.run:run_head", engine=True, epoch="engine")] if config.nnodes > 1 else []),
+        _ranks(deployment),
         Role("router", "mmserve.router.run:run", engine=True, epoch="engine"),
         Role(
             "visualserver",
@@ -104,9 +102,22 @@ def topology(deployment: Deployment) -> Topology:
     return [role for role in roles if role.name != "visualserver" or deployment.model.vision is not None]
 
 
+def _ranks(deployment: Deployment) -> Role:
+    here = deployment.ranks_here
+    return Role(
+        "model_backend",
+        "mmserve.model_backend.run:run",
+        count=len(here),
+        first=here.start,
+        engine=True,
+        epoch="engine",
+        numbered="rank",
+    )
+
+
 def members(roles: Topology) -> list[Member]:
     """Every process, in start order."""
-    return [Member(role, index) for role in roles for index in range(role.count)]
+    return [Member(role, role.first + index) for role in roles for index in range(role.count)]
 
 
 def render(roles: Topology, deployment: Deployment) -> str:
@@ -119,7 +130,8 @@ def render(roles: Topology, deployment: Deployment) -> str:
         restarts = "with the engine" if role.engine else "alone"
         after = f", after {' and '.join(role.after)}" if role.after else ""
         lines.append(f"  {role.count} x {role.name:<14} {role.target:<32} restarts {restarts}{after}")
-    lines.append(f"  at most {_budgets(deployment)}")
+    if not deployment.config.node_rank:
+        lines.append(f"  at most {_budgets(deployment)}")
     return "\n".join(lines)
 
 

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import psutil
 import pytest
 
 from tests.e2e.stack import Stack, running
+from tests.e2e.streams import TEXT, Answer, answer_of, answers_of
 from tests.fakes.cache import until
-from training.sample import samples
-
-TEXT = [{"role": "user", "content": "What can you do?"}]
-PICTURES = [sample.messages for sample in itertools.islice(samples(2, 880_301, kinds=("colour", "word")), 2)]
-LONG = {"max_tokens": 100, "extra_body": {"ignore_eos": True}}
-REQUESTS: list[dict[str, Any]] = [
-    {"messages": TEXT, "temperature": 0, **LONG},
-    {"messages": TEXT, "temperature": 0.9, "seed": 11, **LONG},
-    {"messages": TEXT, "temperature": 0.9, "seed": 12, "n": 3, **LONG},
-    {"messages": TEXT, "temperature": 0.7, "seed": 13, "logprobs": True, "top_logprobs": 3, **LONG},
-    {"messages": PICTURES[0], "temperature": 0, **LONG},
-    {"messages": PICTURES[1], "temperature": 0.8, "seed": 14, "n": 2, "logprobs": True, **LONG},
-]
 
 
 @pytest.fixture(scope="module")
@@ -38,52 +24,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-class Answer:
-    """The choices of one stream, by index: text, and (token, log-probability) pairs."""
-
-    def __init__(self) -> None:
-        self.texts: dict[int, str] = {}
-        self.logprobs: dict[int, list[tuple[str, float]]] = {}
-
-    def add(self, event: Any) -> None:
-        for choice in event.choices:
-            self.texts[choice.index] = self.texts.get(choice.index, "") + (choice.delta.content or "")
-            if choice.logprobs is not None and choice.logprobs.content:
-                pairs = [(entry.token, round(entry.logprob, 3)) for entry in choice.logprobs.content]
-                self.logprobs.setdefault(choice.index, []).extend(pairs)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Answer) and (self.texts, self.logprobs) == (other.texts, other.logprobs)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-async def _answer(client: openai.AsyncOpenAI, request: dict[str, Any], started: asyncio.Event) -> Answer:
-    answer = Answer()
-    async for event in await client.chat.completions.create(model="llava", stream=True, **request):
-        answer.add(event)
-        if any(answer.texts.values()):
-            started.set()
-    return answer
-
-
-async def _answers(stack: Stack, disturb: Any = None) -> list[Answer]:
-    """The answers to all requests at once. ``disturb`` is called when all have text."""
-    async with stack.async_client() as client:
-        started = [asyncio.Event() for _ in REQUESTS]
-        live = [
-            asyncio.create_task(_answer(client, request, event))
-            for request, event in zip(REQUESTS, started, strict=True)
-        ]
-        if disturb is not None:
-            await asyncio.gather(*(event.wait() for event in started))
-            disturb()
-        return await asyncio.gather(*live)
-
-
 @pytest.fixture(scope="module")
 def expected(server: Stack) -> list[Answer]:
-    return asyncio.run(_answers(server))
+    return asyncio.run(answers_of(server))
 
 
 @pytest.mark.faults
@@ -96,7 +39,7 @@ def test_every_stream_has_the_text_that_it_would_have_had(
 ) -> None:
     (process,) = server.processes(f"mmserve: {victim}")
     titles = server.titles()
-    answers = asyncio.run(_answers(server, process.kill if how == "kill" else process.suspend))
+    answers = asyncio.run(answers_of(server, process.kill if how == "kill" else process.suspend))
     assert [answer.texts for answer in answers] == [answer.texts for answer in expected]
     assert answers == expected
     psutil.wait_procs([process], timeout=30)
@@ -122,7 +65,7 @@ def test_the_sequences_of_a_killed_http_worker_end_and_another_workers_streams_n
             while not all(map(_num_clients, workers)):
                 assert len(live) < 120, "one worker has no connections"
                 started = [asyncio.Event() for _ in range(12)]
-                live += [asyncio.create_task(_answer(client, endless, event)) for event in started]
+                live += [asyncio.create_task(answer_of(client, endless, event)) for event in started]
                 await asyncio.gather(*(event.wait() for event in started))
             workers[0].kill()
             return await asyncio.gather(*live, return_exceptions=True)

@@ -21,7 +21,7 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.run import arena_of
+from mmserve.supervisor.inherited import arena_of
 from tests.fakes.cache import alloc_item, arena_for
 from tests.fakes.checkpoints import IMAGE, make_llava
 from tests.fakes.embeddings import prompt_with_images, put_rows

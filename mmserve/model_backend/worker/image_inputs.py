@@ -21,6 +21,7 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.worker.embedding_source import EmbeddingSource
 from mmserve.model_backend.worker.forward_batch import ForwardBatch
 from mmserve.model_backend.worker.input_batch import InputBatch
 
@@ -75,12 +76,12 @@ class ImageEmbeddingWriter:
     """
 
     def __init__(
-        self, arena: Arena | None, hidden_size: int, tp: TpGroup, platform: Platform, streams: int = 1
+        self, source: EmbeddingSource | None, hidden_size: int, tp: TpGroup, platform: Platform, streams: int = 1
     ) -> None:
-        self._arena, self._tp, self._platform, self._streams = arena, tp, platform, streams
+        self._source, self._tp, self._platform, self._streams = source, tp, platform, streams
         self._row_nbytes = streams * hidden_size * platform.dtype.itemsize
-        if arena is not None:
-            platform.pin(arena)
+        if isinstance(source, Arena):
+            platform.pin(source)
 
     def scatter(
         self, input_batch: InputBatch, batch: ForwardBatch, hidden: torch.Tensor
@@ -147,18 +148,18 @@ class ImageEmbeddingWriter:
 
     def _rows(self, span: MediaSpan, first: int, end: int) -> torch.Tensor:
         """View of the elements of rows [first, end) of a span's embedding. Raises StaleHandle."""
-        if self._arena is None or span.embed.nbytes < (span.first_row + span.num_tokens) * self._row_nbytes:
-            raise StaleHandle("no arena, or an embedding of another shape")
-        self._arena.check(span.embed)
+        if self._source is None or span.embed.nbytes < (span.first_row + span.num_tokens) * self._row_nbytes:
+            raise StaleHandle("no embeddings, or one of another shape")
+        self._source.check(span.embed)
         # torch.frombuffer warns about memory that is read-only.
         first, end = (span.first_row + first) * self._row_nbytes, (span.first_row + end) * self._row_nbytes
-        return torch.frombuffer(self._arena.view(span.embed)[first:end], dtype=self._platform.dtype)
+        return torch.frombuffer(self._source.part(span.embed, first, end), dtype=self._platform.dtype)
 
     def _is_valid(self, chunk: _ChunkWithImages) -> bool:
         try:
             for piece in chunk.pieces:
-                if self._arena is not None:
-                    self._arena.check(piece.span.embed)
+                if self._source is not None:
+                    self._source.check(piece.span.embed)
         except StaleHandle:
             return False
         return True

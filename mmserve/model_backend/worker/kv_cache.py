@@ -36,6 +36,8 @@ def allocate(
     num_layers, dtype = len(group.layers), KV_DTYPES[deployment.kv_dtype]
     if deployment.kv_tokens is not None:
         num_blocks = deployment.kv_tokens // block_tokens
+        if deployment.config.nnodes > 1:  # machines with different memory
+            num_blocks = _agreed(num_blocks, tp, platform)
     else:
         nbytes = block_nbytes(num_layers, dtype, attention, block_tokens) + draft_block_nbytes
         num_blocks = _blocks_that_fit(deployment, tp, platform, block_tokens, nbytes)
@@ -74,5 +76,9 @@ def _blocks_that_fit(
     # Two barriers: every rank has loaded before one measures, and every rank has measured before one allocates.
     tp.sum(torch.zeros(1, device=platform.device))
     fits = int(platform.free_memory_nbytes() * _FREE_SHARE) // sharers // block_nbytes
-    agreed = tp.min(torch.tensor([min(fits, useful)], device=platform.device))
-    return int(agreed.item())
+    return _agreed(min(fits, useful), tp, platform)
+
+
+def _agreed(num_blocks: int, tp: TpGroup, platform: Platform) -> int:
+    """The smallest of all ranks' numbers."""
+    return int(tp.min(torch.tensor([num_blocks], device=platform.device)).item())

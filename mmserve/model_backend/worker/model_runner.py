@@ -16,7 +16,6 @@ import torch
 
 from mmserve.checkpoint.load import check_tp
 from mmserve.config.deployment import Deployment
-from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import NO_FAULTS
 from mmserve.messages.step import BlockCopy, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
@@ -30,6 +29,7 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.drafting.draft_model import DraftModel
 from mmserve.model_backend.worker.drafting.proposals import Proposals
+from mmserve.model_backend.worker.embedding_source import EmbeddingSource
 from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.in_flight import InFlight
@@ -62,7 +62,7 @@ class ModelRunner:
         self,
         deployment: Deployment,
         tp: TpGroup,
-        arena: Arena | None,
+        embeddings: EmbeddingSource | None,
         platform: Platform,
         progress: Progress,
         startup_timer: StartupTimer | None = None,
@@ -101,7 +101,7 @@ class ModelRunner:
         self._metadata_builder = self._attention.builder(limits)
         self._executor = platform.executor(self._model, limits)
         streams = 1 if spec.vision is None else spec.vision.streams
-        self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform, streams)
+        self._image_writer = ImageEmbeddingWriter(embeddings, spec.text.hidden_size, tp, platform, streams)
         self._errors = StepErrors(tp, platform)
         if draft is not None:
             draft.allocate(self._input_batch, self.num_blocks, limits)

@@ -26,6 +26,7 @@ from mmserve.config.deployment import (
     embed_row_nbytes,
     kv_dtype,
 )
+from mmserve.config.node_options import ranks_of
 from mmserve.ipc.arena import extent_nbytes, payload_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.machine import Machine
@@ -40,6 +41,8 @@ _WITHOUT_BFLOAT16 = ("avx512", "avx2", "neon_bf16", "neon")
 """Kernels of these levels multiply bfloat16 no faster than float32."""
 _SPARE_KV_TOKENS = 31
 """Beyond one context: the rank's rounding to whole blocks must not leave less than the context."""
+_MAX_ROWS_NBYTES = 192 << 20
+"""Less than a message between nodes may have (``ipc/curve.py``)."""
 _SMALLEST_IMAGE_NBYTES = 64 << 10
 
 
@@ -58,6 +61,7 @@ def make(
     ``max_image_rows``: of the model's image processor; 0 for a text model. ``draft``: the draft model.
     """
     check_tp(model, config.tp)
+    _check_nodes(config, model)
     _check_impl(config, model)
     _check_speculation(config)
     device = _device(config, machine)
@@ -90,8 +94,20 @@ def make(
         url=url,
         version=metadata.version("mmserve"),
     )
-    _check_memory(deployment, token_nbytes * config.tp + draft_token_nbytes, machine)
+    if config.node_rank:
+        deployment = replace(deployment, arena_nbytes=_TEXT_ARENA_NBYTES)
+    _check_memory(deployment, token_nbytes * len(deployment.ranks_here) + draft_token_nbytes, machine)
     return deployment
+
+
+def _check_nodes(config: Config, model: ModelSpec) -> None:
+    """The embedding rows of a step must fit into a message to other nodes."""
+    row_nbytes = embed_row_nbytes(model, "float32")
+    if config.nnodes > 1 and config.max_num_batched_tokens * row_nbytes > _MAX_ROWS_NBYTES:
+        raise StartupError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is more than one message to another node can "
+            f"hold the embeddings of: lower it to {_MAX_ROWS_NBYTES // row_nbytes} or less"
+        )
 
 
 def _check_speculation(config: Config) -> None:
@@ -239,7 +255,8 @@ def _kv_tokens(config: Config, device: str, max_model_len: int, token_nbytes: in
         return num_tokens
     if device == "cuda":
         return None
-    affordable = min(_DEFAULT_KV_NBYTES, machine.memory_bytes // _DEFAULT_KV_SHARE // config.tp) // token_nbytes
+    num_ranks = len(ranks_of(config, config.node_rank))
+    affordable = min(_DEFAULT_KV_NBYTES, machine.memory_bytes // _DEFAULT_KV_SHARE // num_ranks) // token_nbytes
     return max(one_context, min(affordable, one_context * config.max_num_seqs))
 
 
@@ -265,6 +282,7 @@ def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -
     weights = kv = 0
     if deployment.device == "cpu":
         weights = loaded_nbytes(deployment.model, deployment.dtype, deployment.config.quantization)
+        weights //= deployment.config.nnodes
         if (draft := deployment.draft) is not None:
             quantization = deployment.config.quantization if draft.quantization is None else "none"
             weights += loaded_nbytes(draft, deployment.dtype, quantization)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from mmserve.model_backend.distributed import TpGroup, join
+from mmserve.model_backend.distributed import TpGroup, at_file, join
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 
 
 def collect(rank: int, store: str, found: multiprocessing.Queue[list[object]]) -> None:
-    with join(rank, 2, Path(store), torch.device("cpu")) as tp:
+    with join(rank, 2, at_file(Path(store), 2), torch.device("cpu")) as tp:
         results: list[object] = []
         for dtype in DTYPES:
             local = torch.tensor([[1.0 + rank, 3.0 - rank]]).to(dtype)

@@ -26,11 +26,21 @@ from mmserve.messages.cache import (
     SetEmbedRequest,
 )
 from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.nodes import Join, Meet, ToHead, ToNode
 from mmserve.messages.reply import FollowResponse, HttpInbound, ServerPhase, TokenReply
 from mmserve.messages.request import EncodeRequest, EngineInbound, GenerateRequest, ImagesEncoded, VisualInbound
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.status import HealthInbound, ProcessRow, ProcessTable
-from mmserve.messages.step import NewSequence, RankInbound, RankOutbound, SequenceStep, StepPlan, StepResult
+from mmserve.messages.step import (
+    NewSequence,
+    PlanWithRows,
+    RankInbound,
+    RankOutbound,
+    RowPiece,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
 
 HANDLE = Handle(1 << 61, 64, 3)
 SPAN = MediaSpan(start=1, num_tokens=4, item_id=9, data=HANDLE, embed=HANDLE, media_index=0)
@@ -53,6 +63,12 @@ LINKS: dict[str, tuple[object, object]] = {
             steps=(SequenceStep(slot=0, start=0, num_tokens=3, new_blocks=(4, 5), sample=True),),
         ),
     ),
+    "plan with rows": (
+        RankInbound,
+        PlanWithRows(plan=StepPlan(step_id=1), pieces=(RowPiece(HANDLE, 16, bytearray(32)),)),
+    ),
+    "join": (ToHead, Join(node_rank=1, facts={"--dtype": "float32"})),
+    "meet": (ToNode, Meet(host="10.0.0.1", port=5)),
     "result": (RankOutbound, StepResult(step_id=1, tokens=((0, (5,)),))),
     "health": (HealthInbound, ServerPhase(phase="ready", ready=True)),
     "processes": (

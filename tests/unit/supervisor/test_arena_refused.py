@@ -9,7 +9,7 @@ import pytest
 
 from mmserve.ipc.arena import Arena
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.run import arena_of
+from mmserve.supervisor.inherited import arena_of
 
 
 def test_too_little_shared_memory_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:

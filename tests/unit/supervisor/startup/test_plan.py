@@ -276,6 +276,31 @@ def test_topology_counts_and_titles(model: ModelSpec) -> None:
     assert all(role.name in render(roles, deployment) for role in roles)
 
 
+def test_ranks_are_divided_among_nodes(model: ModelSpec) -> None:
+    nodes = {"tp": 4, "nnodes": 2, "head": "10.0.0.1", "cluster_key_file": "key"}
+    head, node = _make(model, **nodes), _make(model, node_rank=1, **nodes)
+    titles = [[member.title for member in members(topology(each))] for each in (head, node)]
+    assert [title for title in titles[0] if title in ("nodes", "router") or "rank" in title] == [
+        "nodes",
+        "model_backend rank 0",
+        "model_backend rank 1",
+        "router",
+    ]
+    assert titles[1] == ["node", "model_backend rank 2", "model_backend rank 3"]
+    assert node.arena_nbytes < head.arena_nbytes
+
+
+def test_a_node_needs_memory_for_its_own_ranks(model: ModelSpec) -> None:
+    alone = {"tp": 4, "kv_cache_gb": 3}
+    assert "too little memory" in _refused(model, LAPTOP, **alone)
+    _make(model, LAPTOP, nnodes=4, head="10.0.0.1", cluster_key_file="key", node_rank=3, **alone)
+
+
+def test_embeddings_of_a_step_fit_into_one_message_to_a_node(model: ModelSpec) -> None:
+    nodes = {"tp": 2, "nnodes": 2, "head": "10.0.0.1", "cluster_key_file": "key"}
+    assert "lower it to 12288 or less" in _refused(model, LAPTOP, max_num_batched_tokens=16384, **nodes)
+
+
 def test_a_text_model_needs_no_visual_server(model: ModelSpec) -> None:
     text_only = ModelSpec(family="llama", path=model.path, text=model.text)
     deployment = _make(text_only)

@@ -1,0 +1,112 @@
+"""TCP sockets between machines, encrypted and authenticated by CURVE with the keys of a ``ClusterKey``.
+
+Each has a context of its own: the handler that knows the keys (ZAP) is asked about every socket of its context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.runtime.errors import StartupError
+from mmserve.runtime.shortage import has_descriptors
+
+MAX_MESSAGE_NBYTES = 256 << 20
+"""A peer that announces a longer message is disconnected."""
+_FREE_DESCRIPTORS = 32
+"""libzmq ends the process where it lacks one."""
+_HANDSHAKE_MS = 10_000
+_RECONNECT_MS = 200
+
+
+class SecureSocket:
+    """A socket, and the news of connections that ended."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self.socket = socket
+        self.ended: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        """Readable when a connection has ended, whoever had it."""
+
+    def any_ended(self) -> bool:
+        """True if a connection has ended since the last call."""
+        found = False
+        while True:
+            try:
+                self.ended.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            found = True
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.ended.close(linger=0)
+        self.socket.close(linger=0)
+
+
+@contextmanager
+def listening(endpoint: str, key: ClusterKey, flag: str) -> Iterator[SecureSocket]:
+    """A ROUTER that only holders of the key can talk to. Raises StartupError that names ``flag``."""
+    with _context() as context:
+        handler = ThreadAuthenticator(context)
+        handler.start()
+        try:
+            handler.configure_curve_callback("*", _Known(key.connecting.public))
+            socket = _socket(context, zmq.ROUTER)
+            with closing(SecureSocket(socket)) as secure:
+                socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+                socket.curve_server = True
+                socket.curve_publickey, socket.curve_secretkey = key.listening.public, key.listening.secret
+                try:
+                    socket.bind(endpoint)
+                except zmq.ZMQError as error:
+                    raise StartupError(f"{flag}: this machine cannot listen at {endpoint}: {error.strerror}") from None
+                yield secure
+        finally:
+            handler.stop()
+
+
+@contextmanager
+def connected(endpoint: str, key: ClusterKey) -> Iterator[SecureSocket]:
+    """A DEALER that connects, again and again if it has to, to the holder of the key that listens there."""
+    with _context() as context, closing(SecureSocket(_socket(context, zmq.DEALER))) as secure:
+        socket = secure.socket
+        socket.curve_serverkey = key.listening.public
+        socket.curve_publickey, socket.curve_secretkey = key.connecting.public, key.connecting.secret
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.connect(endpoint)
+        yield secure
+
+
+class _Known:
+    """Asked by the handler whether a key may connect."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._public
+
+
+@contextmanager
+def _context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    if not has_descriptors(_FREE_DESCRIPTORS):
+        raise StartupError("too few file descriptors are left for the links to other machines: raise `ulimit -n`")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_NBYTES)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    socket.setsockopt(zmq.IPV6, 1)
+    return socket
