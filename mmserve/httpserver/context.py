@@ -10,9 +10,11 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.config.config import Config
@@ -30,6 +32,7 @@ from mmserve.httpserver.limits.reservations import Reservations
 from mmserve.httpserver.limits.shortages import Shortages
 from mmserve.httpserver.loop_lag import sample_loop_lag
 from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
+from mmserve.httpserver.request.in_flight import RequestsInFlight
 from mmserve.httpserver.request.otlp_export import TraceExport
 from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
@@ -39,10 +42,11 @@ from mmserve.httpserver.response_store.runs import BackgroundRuns
 from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.httpserver.services import RequestServices
+from mmserve.ipc.async_page import serving_page
 from mmserve.ipc.channel import AsyncReceiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.faults import FaultPoint
-from mmserve.messages.reply import HttpInbound, ImageRows, ServerPhase, TokenReply
+from mmserve.messages.reply import HttpInbound, ImageRows, SequenceStages, ServerPhase, TokenReply
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.retry_after import Clock
@@ -62,6 +66,7 @@ class WorkerContext:
     model: ServedModel
     admission: AdmissionControl
     request_tasks: RequestTasks
+    in_flight: RequestsInFlight
     path: RequestPath
     alloc_paths: AllocPaths
     metrics: MetricsClient
@@ -113,17 +118,19 @@ async def open_worker(
         BackgroundRuns(endpoints, process.index),
     )
     batches = _batch_store(deployment.config)
+    request_tasks = RequestTasks(
+        path.generate,
+        metrics,
+        timeout_s=deployment.config.request_timeout or None,
+        trace_sink=each_of([*([log_trace] if deployment.config.trace_requests else ()), *exports]),
+    )
     context = WorkerContext(
         deployment=deployment,
         endpoints=endpoints,
         model=ServedModel.of(deployment),
         admission=AdmissionControl(deployment.config.max_queued_requests, metrics, now),
-        request_tasks=RequestTasks(
-            path.generate,
-            metrics,
-            timeout_s=deployment.config.request_timeout or None,
-            trace_sink=each_of([*([log_trace] if deployment.config.trace_requests else ()), *exports]),
-        ),
+        request_tasks=request_tasks,
+        in_flight=RequestsInFlight(process.index, request_tasks, dispatcher, links),
         path=path,
         alloc_paths=services.alloc_paths,
         metrics=metrics,
@@ -135,7 +142,7 @@ async def open_worker(
     )
     inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound, limit=_INBOX_LIMIT)
     try:
-        async with asyncio.TaskGroup() as group:
+        async with _serving_requests(process, context.in_flight), asyncio.TaskGroup() as group:
             background = [
                 group.create_task(_read_inbox(inbox, dispatcher, context, process.fault_point())),
                 group.create_task(_send_heartbeats(process, (body_memory, fetch_memory), context.shortages)),
@@ -155,6 +162,19 @@ async def open_worker(
         grammars.close()
         await responses.aclose()
         await batches.aclose()
+
+
+@asynccontextmanager
+async def _serving_requests(process: Process, in_flight: RequestsInFlight) -> AsyncIterator[None]:
+    """With --enable-admin, show the metrics server this worker's requests in flight."""
+
+    async def page() -> bytes:
+        return msgspec.json.encode(await in_flight.oldest())
+
+    async with AsyncExitStack() as stack:
+        if process.deployment.config.enable_admin:
+            await stack.enter_async_context(serving_page(process.endpoints.requests_http(process.index), page))
+        yield
 
 
 def _batch_store(config: Config) -> BatchStore:
@@ -208,6 +228,8 @@ def _handle(message: HttpInbound, dispatcher: Dispatcher, context: WorkerContext
             dispatcher.on_phase(message)
             if context.path.row_counts is not None:
                 context.path.row_counts.on_phase(message)
+        case SequenceStages():
+            context.in_flight.deliver(message)
         case ImageRows():
             if context.path.row_counts is not None:
                 context.path.row_counts.deliver(message)

@@ -50,6 +50,10 @@ class Endpoints:
     def visual(self, worker: int) -> str:
         return self._ipc(f"visual-{worker}")
 
+    def requests_http(self, worker: int) -> Path:
+        """Unix socket of an HTTP worker's page, with ``--enable-admin``: its requests in flight."""
+        return self.run_dir / f"http-{worker}.requests"
+
     @property
     def metrics(self) -> Path:
         """Directory with the metrics of each process, in files that the process maps."""

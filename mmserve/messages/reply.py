@@ -1,5 +1,5 @@
-"""Messages to an HTTP worker: tokens from the router, the server's phase from the supervisor, rows of images from a
-visual server, and what other HTTP workers ask and tell about responses in the background."""
+"""Messages to an HTTP worker: tokens and stages of sequences from the router, the server's phase from the supervisor,
+rows of images from a visual server, and what other HTTP workers ask and tell about responses in the background."""
 
 from __future__ import annotations
 
@@ -86,6 +86,16 @@ class ImageRows(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="i
     expansions: tuple[ExpandedImage | None, ...]
 
 
+SequenceStage = Literal["encoding", "queued", "prefill", "decoding"]
+"""encoding: it needs an image that is being encoded. queued: it waits for a slot, blocks or its turn."""
+
+
+class SequenceStages(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="stages"):
+    """From the router: how far sequences are now, by id. Those that it does not have are left out."""
+
+    stages: dict[str, SequenceStage]
+
+
 class FollowResponse(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="follow"):
     """``worker`` wants one ResponseChanged as soon as more than ``seen`` of the response is stored."""
 
@@ -107,4 +117,4 @@ class StopResponse(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
 
 
 ResponseMessage = FollowResponse | ResponseChanged | StopResponse
-HttpInbound = TokenReply | ServerPhase | ResponseMessage | ImageRows
+HttpInbound = TokenReply | ServerPhase | ResponseMessage | ImageRows | SequenceStages

@@ -129,9 +129,20 @@ class CountImageRows(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", t
     sizes: tuple[Size, ...]
 
 
+class AskStages(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ask_stages"):
+    """From an HTTP worker to the router: how far are these sequences? Answered by SequenceStages.
+
+    Sent while somebody looks at the requests in flight, at most once a second.
+    """
+
+    reply_to: int
+    """Index of the HTTP worker."""
+    ids: tuple[str, ...]
+
+
 RequestMessage = GenerateRequest | AbortRequest
 """Messages about one sequence from an HTTP worker."""
-EngineInbound = RequestMessage | ImagesEncoded | WorkerDied
+EngineInbound = RequestMessage | ImagesEncoded | WorkerDied | AskStages
 """Messages received by the router."""
 EncoderMessage = EncodeRequest | AbortRequest | WorkerDied
 """Messages about images that a visual server encodes."""

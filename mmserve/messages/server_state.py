@@ -1,7 +1,7 @@
 """What the server does now and has done in the last hour, in JSON.
 
-The cache server sends the arena to the metrics server, which sends all of it to the HTTP workers, which show it at
-``/admin/state``. Times of the clock are in seconds since 1970.
+The cache server sends the arena, and HTTP workers their requests, to the metrics server, which sends all of it to the
+HTTP workers, which show it at ``/admin/state``. Times of the clock are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -131,6 +131,27 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     itl_p99_s: float | None = None
 
 
+RequestStage = Literal["reading", "waiting", "encoding", "queued", "prefill", "decoding"]
+"""reading: its images are being read. waiting: for room in the arena, then for its prompt to be built. The others are
+those of the router (``messages.reply.SequenceStage``)."""
+MAX_REQUESTS = 100
+
+
+class RequestState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One request in flight, without anything that its client has written."""
+
+    id: str
+    """As in logs."""
+    age_s: float
+    state: RequestStage | None
+    """Of its first choice that has not ended. Null: the router has not told it in time."""
+    prompt_tokens: int
+    """0 until the prompt is built."""
+    output_tokens: int
+    """Of all choices, so far."""
+    images: int
+
+
 class ServerState(msgspec.Struct, kw_only=True):
     """All of it, at one moment."""
 
@@ -142,10 +163,12 @@ class ServerState(msgspec.Struct, kw_only=True):
     uptime_s: float
     processes: tuple[ProcessState, ...]
     load: Load
+    requests: tuple[RequestState, ...]
+    """The MAX_REQUESTS oldest ones, oldest first. Those whose bodies are still being read are not among them."""
     last_hour: LastHour
     history: tuple[HistoryPoint, ...]
     """Of the last hour, or since the time that was asked for."""
     arena: ArenaState | UnsetType | None
     """Left out of an event if it is as in the event before."""
     missing: tuple[str, ...]
-    """processes | arena: the process that knows this does not answer."""
+    """processes | arena | requests: a process that knows this does not answer."""

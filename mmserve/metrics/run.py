@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.ipc.endpoints import num_http_endpoints
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
 from mmserve.ipc.status_http import Page, serving_pages
 from mmserve.metrics.memory import ProcessMemory
@@ -28,7 +29,8 @@ def run(process: Process) -> None:
     series = Series(process.endpoints.metrics)
     series.registry.register(memory)
     config = process.deployment.config
-    state = StatePage(process.endpoints, memory, config.max_num_seqs) if config.enable_admin else None
+    http_endpoints = num_http_endpoints(config.http_workers)
+    state = StatePage(process.endpoints, memory, config.max_num_seqs, http_endpoints) if config.enable_admin else None
     with (
         closing(HeartbeatSender(process.endpoints, process.name)) as heartbeat,
         serving_metrics(process.endpoints.metrics_http, series, process.fault_point(), state),

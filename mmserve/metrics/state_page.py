@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -20,7 +20,14 @@ import msgspec
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.status_client import read_page
 from mmserve.ipc.status_http import Page
-from mmserve.messages.server_state import ArenaState, HistoryPoint, ProcessState, ServerState
+from mmserve.messages.server_state import (
+    MAX_REQUESTS,
+    ArenaState,
+    HistoryPoint,
+    ProcessState,
+    RequestState,
+    ServerState,
+)
 from mmserve.messages.status import HealthReport
 from mmserve.metrics.history import INTERVAL_S, NUM_SAMPLES, History
 from mmserve.metrics.memory import Memory, ProcessMemory
@@ -36,18 +43,20 @@ _TIMEOUT_S = 1.0
 _PATH = "/state"
 _AFTER = "/state/after/"
 _health = msgspec.json.Decoder(HealthReport)
+_requests = msgspec.json.Decoder(tuple[RequestState, ...])
 _arena = msgspec.json.Decoder(ArenaState)
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
 class StatePage:
-    """Thread-safe. ``slots``: sequences that may run at once."""
+    """Thread-safe. ``slots``: sequences that may run at once. ``http_endpoints``: of HTTP workers."""
 
-    def __init__(self, endpoints: Endpoints, memory: ProcessMemory, slots: int) -> None:
+    def __init__(self, endpoints: Endpoints, memory: ProcessMemory, slots: int, http_endpoints: int) -> None:
         self._endpoints = endpoints
         self._memory = memory
         self._slots = slots
+        self._http_endpoints = http_endpoints
         self._state_lock = threading.Lock()
         """Held while other processes are asked, for up to seconds."""
         self._history_lock = threading.Lock()
@@ -101,7 +110,8 @@ class StatePage:
             last_hour = self._history.until(now_s, time.monotonic(), sums)
         self._points.extend(map(point_of, new))
         health, arena = self._health(), _decoded(_arena, read_page(endpoints.cache_http, "/arena", _TIMEOUT_S))
-        missing = {"processes": health, "arena": arena}
+        requests = self._requests()
+        missing = {"processes": health, "arena": arena, "requests": requests}
         return ServerState(
             time_s=round(now_s, 3),
             phase=health.phase if health else "unknown",
@@ -110,6 +120,7 @@ class StatePage:
             uptime_s=health.supervisor.uptime_s if health else 0.0,
             processes=self._processes(health) if health else (),
             load=load_of(sums, self._slots),
+            requests=tuple(requests or ()),
             last_hour=last_hour_of(last_hour, sums),
             history=(),
             arena=arena,
@@ -124,6 +135,18 @@ class StatePage:
             url = self._endpoints.health_url.read_text()
             return _decoded(_health, read_page(url, "/ready", _TIMEOUT_S))
         return None
+
+    def _requests(self) -> Sequence[RequestState] | None:
+        """The oldest requests of all HTTP workers. None if one of them does not answer."""
+        rows: list[RequestState] = []
+        for socket in map(self._endpoints.requests_http, range(self._http_endpoints)):
+            if not socket.exists():
+                continue
+            found = _decoded(_requests, read_page(socket, "/", _TIMEOUT_S))
+            if found is None:
+                return None
+            rows += found
+        return sorted(rows, key=lambda row: -row.age_s)[:MAX_REQUESTS]
 
     def _processes(self, health: HealthReport) -> tuple[ProcessState, ...]:
         now_s = time.monotonic()

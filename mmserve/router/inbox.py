@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 
 from mmserve.ipc.channel import Receiver
-from mmserve.messages.request import EngineInbound, GenerateRequest, ImagesEncoded
+from mmserve.messages.request import AskStages, EngineInbound, GenerateRequest, ImagesEncoded
 
 
 class Inbox:
     """Hands out messages in the order of their arrival.
 
-    New requests and the news of encoded images may be handled at any time, so that images are asked for at once. All
-    others end sequences; the replies to those must wait for the results of the plans that compute them.
+    New requests and the news of encoded images may be handled at any time, so that images are asked for at once, and so
+    may questions. All others end sequences; the replies to those must wait for the results of the plans that compute
+    them.
     """
 
     def __init__(self, receiver: Receiver[EngineInbound]) -> None:
@@ -42,4 +43,5 @@ class Inbox:
 
 def _may_be_early(message: EngineInbound) -> bool:
     """A later attempt replaces an earlier one, which a plan in flight may compute."""
-    return isinstance(message, ImagesEncoded) or (isinstance(message, GenerateRequest) and not message.attempt)
+    is_first = isinstance(message, GenerateRequest) and not message.attempt
+    return is_first or isinstance(message, ImagesEncoded | AskStages)

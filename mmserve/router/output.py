@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.http_links import HttpLinks
-from mmserve.messages.reply import TokenReply
+from mmserve.messages.reply import SequenceStages, TokenReply
 from mmserve.messages.request import EngineInbound, WorkerDied
 
 _LINGER_MS = 200
@@ -22,13 +22,14 @@ class OutputSender:
         self._num_workers = num_workers
         self._links = HttpLinks(endpoints)
 
-    def send_all(self, replies: Iterable[tuple[int, TokenReply]]) -> None:
+    def send_all(self, replies: Iterable[tuple[int, TokenReply | SequenceStages]]) -> None:
         """Sends each (worker, reply). A reply to a worker that does not exist is logged and dropped."""
         for worker, reply in replies:
             if 0 <= worker < self._num_workers:
                 self._links.send(worker, reply)
             else:
-                logger.error("dropped a reply of request %s to unknown http worker %d", reply.id, worker)
+                about = f"of request {reply.id}" if isinstance(reply, TokenReply) else "about stages"
+                logger.error("dropped a reply %s to unknown http worker %d", about, worker)
 
     def drop_dead(self, messages: Iterable[EngineInbound]) -> None:
         """Close the links to the workers of which the messages say that they have died."""

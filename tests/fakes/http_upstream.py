@@ -16,8 +16,8 @@ import msgspec
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.logprobs import pack
-from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
-from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.reply import HttpInbound, SequenceStage, SequenceStages, ServerPhase, TokenReply
+from mmserve.messages.request import AbortRequest, AskStages, EngineInbound, GenerateRequest
 
 READY = ServerPhase(phase="ready", ready=True)
 TIMEOUT_S = 20.0
@@ -72,6 +72,8 @@ class Upstream:
         self.received: list[EngineInbound] = []
         self.release = asyncio.Event()
         self.answer_aborts = True
+        self.stage: SequenceStage | None = "prefill"
+        """Of each sequence that is asked about; None: no answer."""
         self._endpoints = endpoints
         self._http_workers = http_workers
         self._changed = asyncio.Condition()
@@ -133,6 +135,10 @@ class Upstream:
             if isinstance(message, GenerateRequest):
                 task = asyncio.create_task(self.behave(self, message))  # type: ignore[arg-type]
                 self._running[message.id, message.attempt] = task
+            elif isinstance(message, AskStages):
+                if self.stage is not None:
+                    stages = dict.fromkeys(message.ids, self.stage)
+                    self._http[message.reply_to].send(SequenceStages(stages=stages))
             elif self.answer_aborts:
                 self._abort(message)
             async with self._changed:

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { age, count, percent, perSecond, seconds, signed } from "../src/dashboard/figures.ts";
-import { type Arena, at, difference, type Extent, extended, type Latency, line, pieces, type Point, rate, roundUp, type State, usage } from "../src/dashboard/model.ts";
+import { type Arena, at, difference, type Extent, extended, inStates, type Latency, line, pieces, type Point, rate, type Request, roundUp, type State, usage } from "../src/dashboard/model.ts";
 
 const point = (time_s: number, rest: Partial<Point> = {}): Point => ({ time_s, seconds: 5, ...rest });
 const state = (time_s: number, generation_tokens: number, history: Point[] = []) => ({ time_s, history, load: { generation_tokens } }) as unknown as State;
@@ -46,6 +46,12 @@ test("a byte is in an extent or in a hole", () => {
 test("extents are added up by state", () => {
   const found = usage(arena([[0, 5, "embed", 0], [5, 10, "embed", 2], [20, 1, "data", 1]]), ["embed", "writing"]);
   assert.deepEqual(found, [{ state: "embed", extents: 2, nbytes: 15, leased: 1 }, { state: "writing", extents: 0, nbytes: 0, leased: 0 }]);
+});
+
+test("requests are counted by state, most first, and an open state is named", () => {
+  const requests = ([null, "decoding", "queued", "decoding"] as const).map((state) => ({ state }) as Request);
+  assert.equal(inStates(requests), "2 decoding, 1 unknown, 1 queued");
+  assert.equal(inStates([]), "");
 });
 
 test("a line is broken where nothing was measured, and a value alone is a dot", () => {

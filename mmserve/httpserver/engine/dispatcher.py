@@ -52,6 +52,10 @@ class Dispatcher:
     def num_live(self) -> int:
         return len(self._live)
 
+    def is_live(self, sequence_id: str) -> bool:
+        """True while the sequence is in ``submit``: the engine has it, or is about to get it."""
+        return sequence_id in self._live
+
     @asynccontextmanager
     async def submit(self, request: GenerateRequest) -> AsyncIterator[AsyncIterator[TokenReply]]:
         """Send a sequence; iterate its replies, the last of which has ``finish``. Iterating may raise MediaLost.

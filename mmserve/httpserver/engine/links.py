@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.request import CountImageRows, EngineInbound, RequestMessage, VisualInbound
+from mmserve.messages.request import AskStages, CountImageRows, EngineInbound, RequestMessage, VisualInbound
 
 
 class EngineLinks:
@@ -19,6 +19,9 @@ class EngineLinks:
         self._visual: dict[int, Sender[VisualInbound]] = {}
 
     def send(self, message: RequestMessage) -> None:
+        self._router.send(message)
+
+    def ask(self, message: AskStages) -> None:
         self._router.send(message)
 
     def count(self, visual_server: int, message: CountImageRows) -> None:

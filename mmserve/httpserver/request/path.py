@@ -121,6 +121,7 @@ class RequestPath:
             check_a_token_is_left(call.sampling)
         alloc_path = self.alloc_paths.choose()
         items = await self._read(alloc_path, call, resources)
+        resources.images_are_read = True
         inline_nbytes = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)
         # Drops the last reference to the body with its base64 text.
         call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))

@@ -21,6 +21,8 @@ class RequestResources:
         self._fetch_memory = fetch_memory
         self._body: Reservation | None = None
         self._fetched: Reservation | None = None
+        self.images_are_read = False
+        """Set by the request's task."""
         self._stack = ExitStack()
         self._stack.enter_context(admission.admit())
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -59,6 +60,7 @@ class RequestTask:
         self.deltas = DeltaStream(call.n, turns, resources.answer_memory().resize, call.num_prompts)
         self.call = replace(call, prompts=(), media=())
         """The call without its content: only ``generate`` may keep the images that came with the request."""
+        self.num_images = len(call.media)
         self._metrics = metrics
         self._resources = resources
         self._cancelled = False
@@ -84,6 +86,11 @@ class RequestTask:
             generate(call, self.deltas, resources), name=f"request {call.request_id}", context=context
         )
         self.task.add_done_callback(self._on_done)
+
+    @property
+    def images_are_read(self) -> bool:
+        """True once all images that come with the request are there."""
+        return self._resources.images_are_read
 
     def abort(self) -> None:
         """Nobody reads the answer any more: drop it, and cancel the request unless it is complete. Idempotent."""
@@ -198,6 +205,10 @@ class RequestTasks:
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def oldest(self, limit: int) -> list[RequestTask]:
+        """At most ``limit`` requests that have no complete answer yet, in the order in which they were started."""
+        return list(islice((task for task in self._running.values() if not task.deltas.complete), limit))
 
     def start(self, call: GenerateCall, resources: RequestResources, route: str, traceparent: str = "") -> RequestTask:
         """Start a request's task, which takes over ``resources``. Raises Unavailable after ``close``."""

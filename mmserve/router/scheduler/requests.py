@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from mmserve.messages.reply import FinishReason, TokenReply
+from mmserve.messages.reply import FinishReason, SequenceStages, TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, GenerateRequest, RequestMessage, WorkerDied
 from mmserve.router.scheduler.sequence import Sequence
 
@@ -82,9 +82,9 @@ class OutputBuffer:
 
     def __init__(self, registry: RequestRegistry) -> None:
         self._registry = registry
-        self._replies: list[tuple[int, TokenReply]] = []
+        self._replies: list[tuple[int, TokenReply | SequenceStages]] = []
 
-    def take(self) -> list[tuple[int, TokenReply]]:
+    def take(self) -> list[tuple[int, TokenReply | SequenceStages]]:
         """(HTTP worker, reply) since the last call."""
         replies, self._replies = self._replies, []
         return replies
@@ -135,6 +135,10 @@ class OutputBuffer:
             stage_times=stage_times,
         )
         self._add(request, reply)
+
+    def add_stages(self, worker: int, stages: SequenceStages) -> None:
+        """The answer to a question of an HTTP worker."""
+        self._replies.append((worker, stages))
 
     def add_abort(self, message: AbortRequest) -> None:
         """The terminal reply to an aborted request."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from mmserve.messages.reply import TokenReply
+from mmserve.messages.reply import SequenceStages, TokenReply
 from mmserve.messages.request import (
     AbortRequest,
+    AskStages,
     EncodeRequest,
     EngineInbound,
     GenerateRequest,
@@ -28,6 +29,7 @@ from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
 from mmserve.router.scheduler.requests import Clock, OutputBuffer, Record, RequestRegistry, RequestTimings
 from mmserve.router.scheduler.results import StepResults
 from mmserve.router.scheduler.sequence import Sequence
+from mmserve.router.scheduler.stages import stage_of
 from mmserve.router.scheduler.step_budget import StepTimeModel
 from mmserve.router.scheduler.step_planner import StepPlanner
 from mmserve.router.speculation.drafter import Drafter
@@ -119,7 +121,7 @@ class Scheduler:
             self._running.sequences or self._waiting or self._running.has_freed_slots or self._results.in_flight
         )
 
-    def take_replies(self) -> list[tuple[int, TokenReply]]:
+    def take_replies(self) -> list[tuple[int, TokenReply | SequenceStages]]:
         """(HTTP worker, reply) since the last call, in order."""
         return self._replies.take()
 
@@ -134,13 +136,16 @@ class Scheduler:
     # ---- messages
 
     def receive(self, message: EngineInbound) -> None:
-        """Accepts a request, an abort, the news of encoded images, or the death of an HTTP worker, which ends its
-        requests without replies.
+        """Accepts a request, an abort, the news of encoded images, a question, or the death of an HTTP worker, which
+        ends its requests without replies.
 
         Ignores repeated messages and those that a newer attempt has replaced."""
         if isinstance(message, WorkerDied):
             for orphan in self._requests.worker_died(message):
                 self._results.finish(orphan)
+            return
+        if isinstance(message, AskStages):
+            self._replies.add_stages(message.reply_to, self._stages(message))
             return
         live = self._requests.live(message.id)
         is_current = live is not None and live.request.attempt == message.attempt
@@ -180,6 +185,12 @@ class Scheduler:
         else:
             self._requests.add(sequence)
             self._admission.enqueue(sequence)
+
+    def _stages(self, asked: AskStages) -> SequenceStages:
+        found = ((id, self._requests.live(id)) for id in asked.ids)
+        return SequenceStages(
+            stages={id: stage_of(live, awaits_images=self._images.awaits(live)) for id, live in found if live}
+        )
 
     def _look_up(self, request: GenerateRequest) -> None:
         """Answer at once how much of a prompt is cached. Its length does not matter."""

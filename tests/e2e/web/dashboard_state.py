@@ -19,6 +19,8 @@ from mmserve.messages.server_state import (
     Latency,
     Load,
     ProcessState,
+    RequestStage,
+    RequestState,
 )
 
 _MIB = 1 << 20
@@ -58,6 +60,7 @@ def busy_state(time_s: float | None = None, *, model: str = "llava", phase: str 
         uptime_s=93_784.0,
         processes=tuple(_process(index, title) for index, title in enumerate((*_TITLES, "httpserver 0"))),
         load=_load(second),
+        requests=_requests(second),
         last_hour=LastHour(
             seconds=3600,
             prompt_tokens=1_846_200,
@@ -102,6 +105,22 @@ def _process(index: int, title: str) -> ProcessState:
         busy=title.startswith("model"),
         rss_bytes=nbytes,
         pss_bytes=int(0.7 * nbytes),
+    )
+
+
+def _requests(second: int) -> tuple[RequestState, ...]:
+    stages: tuple[RequestStage | None, ...] = (None, "queued", "reading", "waiting", "encoding", "prefill")
+    count = 9 + second % 5
+    return tuple(
+        RequestState(
+            id=f"{(second - number) * 7919 % 16**12:012x}",
+            age_s=(count - number) ** 2 * 0.9,
+            state="decoding" if number < 7 else stages[number % len(stages)],
+            prompt_tokens=0 if number % 6 in (2, 3) and number >= 7 else 120 + 83 * number,
+            output_tokens=40 * (7 - number) if number < 7 else 0,
+            images=number % 4,
+        )
+        for number in range(count)
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from mmserve.httpserver.api.admin.state import AdminState
-from mmserve.messages.server_state import ProcessState
+from mmserve.messages.server_state import ProcessState, RequestState
 from tests.e2e.stack import Stack, ask
 from tests.e2e.web.conftest import KEY, OpenPage
 from tests.e2e.web.dashboard_state import as_event, busy_state
@@ -70,6 +70,19 @@ def test_what_the_server_does_is_seen_as_it_happens_and_the_switch_is_moved(stac
     expect(requests.nth(1)).to_have_text(str(before + 1))
     assert _row(page, "Extents by state", "embedding").split()[1] != "0"
 
+    with stack.client().chat.completions.create(
+        model="llava",
+        messages=[{"role": "user", "content": "private words"}],
+        stream=True,
+        extra_body={"min_tokens": 2000},
+    ) as stream:
+        request_id = next(stream).id.removeprefix("chatcmpl-")
+        row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=request_id, exact=True))
+        expect(row).to_contain_text("decoding")
+        card = page.get_by_role("region", name="Requests in flight")
+        expect(card).not_to_contain_text("private")
+    expect(card).to_contain_text("None now.")
+
     page.get_by_role("group", name="Share of v2").get_by_role("button", name="25 %").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("It is 100 % now")
@@ -116,11 +129,14 @@ def test_names_and_errors_do_nothing(echo_url: str, open_page: OpenPage) -> None
     def attacked() -> AdminState:
         state = busy_state(model=worst, phase=worst)
         process: ProcessState = msgspec.structs.replace(state.processes[0], title=worst, name=worst, state=worst)
-        return msgspec.structs.replace(state, version=worst, detail=worst, missing=(worst,), processes=(process,))
+        request: RequestState = msgspec.structs.replace(state.requests[0], id=worst, state=worst)
+        changed = {"missing": (worst,), "processes": (process,), "requests": (request,)}
+        return msgspec.structs.replace(state, version=worst, detail=worst, **changed)
 
     answers: list[Answer] = [_sends(attacked)]
     page = _open(open_page, echo_url, lambda route: answers[-1](route), key=KEY)
-    expect(page.get_by_role("rowheader", name=worst)).to_be_visible()
+    for region in ("Each process", "Each request"):
+        expect(page.get_by_role("region", name=region).get_by_role("rowheader", name=worst)).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text=worst)).to_be_visible()
     page.route("**/admin/alloc", lambda route: route.fulfill(status=400, json={"error": {"message": worst}}))
     page.get_by_role("group", name="Share of v2").get_by_role("button", name="5 %", exact=True).click()

@@ -65,6 +65,7 @@ class MetricsServer:
             uptime_s=1.0,
             processes=(),
             load=LOAD,
+            requests=(),
             last_hour=hour,
             history=(HistoryPoint(time_s=time_s, seconds=1.0),),
             arena=self.arena,

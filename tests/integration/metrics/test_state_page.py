@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 
 import msgspec
@@ -18,7 +18,7 @@ from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.status_client import read_page
 from mmserve.ipc.status_http import Page, serving_pages
 from mmserve.messages.reply import ServerPhase
-from mmserve.messages.server_state import ServerState
+from mmserve.messages.server_state import MAX_REQUESTS, RequestState, ServerState
 from mmserve.messages.status import ProcessRow, ProcessTable
 from mmserve.metrics import state_page
 from mmserve.metrics.client import MetricsClient
@@ -66,7 +66,7 @@ class Server:
         self.router = stack.enter_context(closing(MetricsClient(endpoints, "router-0")))
         self.memory = StubMemory()
         self.arena_reads = 0
-        self.state_page = StatePage(endpoints, self.memory, slots=8)
+        self.state_page = StatePage(endpoints, self.memory, slots=8, http_endpoints=3)
         self._stack = stack
         stack.enter_context(serving_metrics(endpoints.metrics_http, Series(endpoints.metrics), state=self.state_page))
 
@@ -78,6 +78,9 @@ class Server:
         collector.apply(ProcessTable(supervisor_pid=40, started_s=0.0, processes=ROWS))
         self._stack.enter_context(serving_probes(listener, collector))
         self._stack.enter_context(serving_pages(self.endpoints.cache_http, self._arena))
+
+    def enter(self, context: AbstractContextManager[None]) -> None:
+        self._stack.enter_context(context)
 
     def sample(self, seconds: float = 5.0) -> None:
         self.clock.now_s += seconds
@@ -114,6 +117,35 @@ def test_the_state_has_what_each_process_knows(server: Server) -> None:
     assert (state.load.sequences_waiting, state.load.kv_blocks_held, state.load.slots) == (3, 5, 8)
     assert state.arena is not None
     assert (state.arena.nbytes, state.arena.num_leases) == (1000, 3)
+
+
+def _requests(name: str, ages_s: Iterable[float]) -> list[RequestState]:
+    return [
+        RequestState(id=f"{name}{age_s:g}", age_s=age_s, state="decoding", prompt_tokens=9, output_tokens=1, images=0)
+        for age_s in ages_s
+    ]
+
+
+def _serve_requests(server: Server, worker: int, rows: list[RequestState] | None) -> None:
+    page = Page(b"{}", 500) if rows is None else Page(msgspec.json.encode(rows))
+    server.enter(serving_pages(server.endpoints.requests_http(worker), lambda path: page))
+
+
+def test_the_oldest_requests_of_all_workers_come_first_and_are_few(server: Server) -> None:
+    _serve_requests(server, 0, _requests("a", (3.0, 1.0)))
+    _serve_requests(server, 2, _requests("c", (9.0, *(2.0 + number / 1000 for number in range(MAX_REQUESTS)))))
+    state = server.state()
+    assert [row.id for row in state.requests[:2]] == ["c9", "a3"]
+    assert len(state.requests) == MAX_REQUESTS
+    assert "a1" not in {row.id for row in state.requests}
+    assert "requests" not in state.missing
+
+
+def test_a_worker_that_does_not_tell_its_requests_is_noticed(server: Server) -> None:
+    _serve_requests(server, 1, None)
+    state = server.state()
+    assert state.requests == ()
+    assert "requests" in state.missing
 
 
 def test_processes_that_do_not_answer_are_named(server: Server) -> None:

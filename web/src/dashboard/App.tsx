@@ -12,6 +12,7 @@ import { Charts } from "./Charts.tsx";
 import { now, stale, trouble } from "./feed.ts";
 import { age } from "./figures.ts";
 import { Processes } from "./Processes.tsx";
+import { Requests } from "./Requests.tsx";
 import { Stages } from "./Stages.tsx";
 import { Tiles } from "./Tiles.tsx";
 
@@ -26,6 +27,7 @@ export function App() {
           <>
             <Tiles state={state} />
             <Charts />
+            <Requests state={state} />
             <ArenaCard />
             <div class="pair">
               <Arms state={state} />

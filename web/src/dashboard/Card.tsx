@@ -19,9 +19,9 @@ export function Card({ id, title, note, children }: Props) {
   );
 }
 
-/** A table that scrolls sideways where it does not fit. */
-export function Scrolled({ label, children }: { label: string; children: ComponentChildren }) {
-  return <div class="scrolled" role="region" aria-label={label} tabIndex={0}>{children}</div>;
+/** A table that scrolls sideways where it does not fit; with the class "tall" also downwards. */
+export function Scrolled({ label, class: more = "", children }: { label: string; class?: string; children: ComponentChildren }) {
+  return <div class={`scrolled ${more}`} role="region" aria-label={label} tabIndex={0}>{children}</div>;
 }
 
 /** The width of an element, now. */

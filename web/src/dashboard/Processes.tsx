@@ -14,7 +14,7 @@ export function Processes({ state }: { state: State }) {
   const restarts = all.reduce((sum, process) => sum + process.restarts, 0);
   return (
     <Card id="processes" title="Processes" note={<>{all.length} processes, {bytes(total)}, {restarts || "no"} restart{restarts === 1 ? "" : "s"}</>}>
-      <Scrolled label="Processes">
+      <Scrolled label="Each process">
         <table>
           <thead>
             <tr>

@@ -86,6 +86,18 @@ export interface Point {
   itl_p99_s?: number;
 }
 
+export type RequestStage = "reading" | "waiting" | "encoding" | "queued" | "prefill" | "decoding";
+
+/** One request in flight. Its state is null while the router does not tell it. */
+export interface Request {
+  id: string;
+  age_s: number;
+  state: RequestStage | null;
+  prompt_tokens: number;
+  output_tokens: number;
+  images: number;
+}
+
 export interface State {
   time_s: number;
   phase: string;
@@ -94,6 +106,8 @@ export interface State {
   uptime_s: number;
   processes: Process[];
   load: Load;
+  /** The oldest, oldest first. */
+  requests: Request[];
   last_hour: LastHour;
   history: Point[];
   /** Left out where it is as before. */
@@ -125,6 +139,13 @@ export function rate(before: State | null, now: State | null, total: "prompt_tok
 export function difference(v1: Latency | undefined, v2: Latency | undefined): number | null {
   if (!v1?.p50_s || v2?.p50_s == null || Math.min(v1.count, v2.count) < ENOUGH) return null;
   return v2.p50_s / v1.p50_s - 1;
+}
+
+/** How many requests are in each state, in words, most first. */
+export function inStates(requests: readonly Request[]): string {
+  const counts = new Map<string, number>();
+  for (const { state } of requests) counts.set(state ?? "unknown", (counts.get(state ?? "unknown") ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]).map(([state, number]) => `${number} ${state}`).join(", ");
 }
 
 export interface Usage {
