@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -15,7 +15,8 @@ from mmserve.client.own_server import OwnServer
 from mmserve.client.pictures import PictureError
 from mmserve.client.posts import PostClient
 from mmserve.offline.answer import Answer, read_answer
-from mmserve.offline.conversation import Conversation, Pictures, body_of, is_one, paired
+from mmserve.offline.asked import Question
+from mmserve.offline.conversation import body_of, is_one, paired
 from mmserve.offline.stream import CHAT_PATH, STREAMED, AsyncStream
 
 _PATIENCE_S = 60.0
@@ -47,69 +48,51 @@ class Chats:
         """Close all connections, which ends the requests that are under way."""
         await self._client.aclose()
 
-    async def chat(
-        self, messages: Any, images: Any, schema: Mapping[str, Any] | None, progress: bool, fields: Mapping[str, Any]
-    ) -> Answer | list[Answer]:
-        """See ``AsyncLLM.chat``."""
-        if is_one(messages):
-            return await self._answer(messages, images, schema, fields)
-        return await self._answers(paired(messages, images), schema, progress, fields)
+    async def chat(self, question: Question, *, progress: bool) -> Any:
+        """An Answer, or a list of them. See ``Asked.chat``."""
+        if is_one(question.messages):
+            return await self._answer(question)
+        pairs = paired(question.messages, question.images)
+        each = [question._replace(messages=messages, images=images) for messages, images in pairs]
+        return await self._answers(each, progress=progress)
 
-    def stream(
-        self, messages: Any, images: Pictures, schema: Mapping[str, Any] | None, fields: Mapping[str, Any]
-    ) -> AsyncStream:
-        """See ``AsyncLLM.stream``."""
-        if not is_one(messages) or fields.get("n") not in (None, 1):
+    def stream(self, question: Question) -> AsyncStream:
+        """See ``Asked.stream``."""
+        if not is_one(question.messages) or question.fields.get("n") not in (None, 1):
             raise ValueError("stream answers one conversation, once")
-        return AsyncStream(self._client, self._body(messages, images, schema, fields, streamed=True))
+        return AsyncStream(self._client, self._body(question, streamed=True))
 
-    async def _answers(
-        self,
-        pairs: Sequence[tuple[Conversation, Pictures]],
-        schema: Mapping[str, Any] | None,
-        progress: bool,
-        fields: Mapping[str, Any],
-    ) -> list[Answer]:
+    async def _answers(self, questions: Sequence[Question], *, progress: bool) -> list[Answer]:
         slots = asyncio.Semaphore(self._max_in_flight)
-        with tqdm(total=len(pairs), unit="answer", disable=not progress) as bar:
+        with tqdm(total=len(questions), unit="answer", disable=not progress) as bar:
 
-            async def one(conversation: Conversation, pictures: Pictures) -> Answer:
+            async def one(question: Question) -> Answer:
                 async with slots:
                     try:
-                        answer = await self._answer(conversation, pictures, schema, fields)
+                        answer = await self._answer(question)
                     except (ServerError, PictureError, ValueError, TypeError) as error:
                         answer = Answer(error=str(error))
                 bar.update()
                 return answer
 
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(*pair)) for pair in pairs]
+                tasks = [group.create_task(one(question)) for question in questions]
         return [task.result() for task in tasks]
 
-    async def _answer(
-        self, conversation: Conversation, images: Pictures, schema: Mapping[str, Any] | None, fields: Mapping[str, Any]
-    ) -> Answer:
-        body = await self._body(conversation, images, schema, fields)()
+    async def _answer(self, question: Question) -> Answer:
+        body = await self._body(question)()
         started_s = time.monotonic()
         reply = await self._client.post(CHAT_PATH, body)
         return read_answer(reply, time.monotonic() - started_s)
 
-    def _body(
-        self,
-        conversation: Conversation,
-        images: Pictures,
-        schema: Mapping[str, Any] | None,
-        fields: Mapping[str, Any],
-        *,
-        streamed: bool = False,
-    ) -> Callable[[], Awaitable[bytes]]:
+    def _body(self, question: Question, *, streamed: bool = False) -> Callable[[], Awaitable[bytes]]:
         """Makes the JSON of a body, in a thread if there are pictures to be read."""
 
         def encode() -> bytes:
-            body = body_of(self._model, conversation, images, schema, fields)
+            body = body_of(self._model, question.messages, question.images, question.schema, question.fields)
             return json.dumps({**body, **STREAMED} if streamed else body).encode()
 
         async def make() -> bytes:
-            return encode() if images is None else await asyncio.to_thread(encode)
+            return encode() if question.images is None else await asyncio.to_thread(encode)
 
         return make

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, overload
 
 from mmserve.client.loop_thread import LoopThread
 from mmserve.offline.answer import Answer
+from mmserve.offline.asked import Asked, Question
 from mmserve.offline.chats import Chats
-from mmserve.offline.conversation import Conversation, Message, Pictures
-from mmserve.offline.server import OfflineServer, OnLine
+from mmserve.offline.server import OfflineServer
 from mmserve.offline.stream import Stream
 
 
-class LLM:
-    """``model``: packaged name, checkpoint directory, or hub id. ``options``: those of ``mmserve serve``, named with
-    underscores. ``on_log`` gets each line that the server logs, in another thread. Raises StartupError.
+class LLM(Asked[Answer, list[Answer], Stream]):
+    """See ``Asked``. The processes are ready when it is made, or StartupError is raised.
 
-    The processes end with ``close``, with the block of ``with``, with this object and with the program. Any thread may
-    use it.
+    They end with ``close``, with the block of ``with``, with this object and with the program. Any thread may use it.
+    Ctrl-C ends the requests alone.
     """
 
-    def __init__(self, model: str = "llava", *, on_log: OnLine = lambda line: None, **options: Any) -> None:
-        self._server = OfflineServer(model, options, on_log)
+    def _made(self) -> None:
         own = self._server.start()
         # The caller's thread may have an event loop that runs, as in a notebook.
         self._thread = LoopThread("mmserve LLM")
@@ -45,50 +41,14 @@ class LLM:
         """End the requests that are under way, and stop all processes."""
         self._finalizer()
 
-    @overload
-    def chat(
-        self,
-        messages: str | Sequence[Message],
-        *,
-        images: Pictures = None,
-        schema: Mapping[str, Any] | None = None,
-        progress: bool = True,
-        **fields: Any,
-    ) -> Answer: ...
-    @overload
-    def chat(
-        self,
-        messages: Sequence[str] | Sequence[Sequence[Message]],
-        *,
-        images: Sequence[Pictures] | None = None,
-        schema: Mapping[str, Any] | None = None,
-        progress: bool = True,
-        **fields: Any,
-    ) -> list[Answer]: ...
-    def chat(
-        self,
-        messages: Any,
-        *,
-        images: Any = None,
-        schema: Mapping[str, Any] | None = None,
-        progress: bool = True,
-        **fields: Any,
-    ) -> Answer | list[Answer]:
-        """Answer a conversation, or each of a list of them. See ``AsyncLLM.chat``. Ctrl-C ends the requests alone."""
+    def _chat(self, question: Question, *, progress: bool) -> Answer | list[Answer]:
         self._server.check_usable()
-        return self._thread.run(self._chats.chat(messages, images, schema, progress, fields))
+        answers: Answer | list[Answer] = self._thread.run(self._chats.chat(question, progress=progress))
+        return answers
 
-    def stream(
-        self,
-        messages: Conversation,
-        *,
-        images: Pictures = None,
-        schema: Mapping[str, Any] | None = None,
-        **fields: Any,
-    ) -> Stream:
-        """Answer one conversation piece by piece: an iterator over them. See ``AsyncLLM.stream``."""
+    def _stream(self, question: Question) -> Stream:
         self._server.check_usable()
-        return Stream(self._thread, self._chats.stream(messages, images, schema, fields))
+        return Stream(self._thread, self._chats.stream(question))
 
 
 def _close(thread: LoopThread, chats: Chats, server: OfflineServer) -> None:
