@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from mmserve.capacity.hardware import Hardware
 from mmserve.capacity.model_facts import ModelFacts
+from mmserve.capacity.under_way import lowered, under_way_nbytes
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.budgets import budgets_of
 from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Dtype, KvDtype, activation_dtype, kv_dtype
 from mmserve.config.options import OPTIONS
@@ -26,10 +26,12 @@ _GPU_CONTEXT_NBYTES = GIB
 _SHOWN = (
     *("tp", "dtype", "quantization", "kernel_level", "speculative_model", "kv_cache_dtype", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "mm_cache_gb", "http_workers", "visual_workers", "pixel_budget_mb"),
-    *("body_budget_mb", "fetch_budget_mb"),
+    *("body_budget_mb", "fetch_budget_mb", "max_body_mb"),
 )
 _SHARE = 0.9
-"""Of the memory, for the server."""
+"""Of the memory, for the server without bodies and pictures under way."""
+_SHARE_IN_ALL = 0.95
+"""With them, where they do not fit into the rest."""
 _BLOCK_TOKENS = 32
 _TOKENS = (4096, 32_768)
 _PICTURES = (1, 8)
@@ -73,11 +75,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     arena_bytes: int
     """On GPUs it is host memory, and does not count."""
     traffic_bytes: int
-    """Host memory that bodies and pictures under way take at most beside all this: the sum of their budgets."""
+    """Host memory that bodies and pictures under way take at most beside all this: the sum of their budgets, which are
+    lower than asked for if they do not fit otherwise."""
     kv_bytes_per_token: int
     """With that of the draft model."""
     kv_tokens: int
     """That the memory has room for; 0 if not even one context fits."""
+    least_memory_bytes: int
+    """That has room for one context, with the lowest budgets."""
     picture_rows: int
     """Tokens of the largest picture; 0 for a text model."""
     picture_kv_bytes: int
@@ -106,18 +111,26 @@ def estimate(
     tower_nbytes *= config.visual_workers
     arena_nbytes = facts.arena_nbytes(config)
     other_nbytes = _step_nbytes(config, model) + _processes_nbytes(config, model, hardware)
-    left = int(hardware.memory_nbytes * _SHARE)
-    token_nbytes = rank_token_nbytes + draft_token_nbytes
     if hardware.is_gpu:
         text_nbytes //= config.tp
+        token_nbytes = rank_token_nbytes + draft_token_nbytes
     else:
         token_nbytes = rank_token_nbytes * config.tp + draft_token_nbytes
-        # Huge pages are reserved beforehand and are not part of the free memory.
-        left -= 0 if config.arena_huge_pages else arena_nbytes
+    fixed_nbytes = text_nbytes + tower_nbytes + draft_nbytes + other_nbytes
+    if not (hardware.is_gpu or config.arena_huge_pages):  # huge pages are no part of the free memory
+        fixed_nbytes += arena_nbytes
     context = min(config.max_model_len or model.text.max_position, model.text.max_position)
-    kv_tokens = max(0, left - text_nbytes - tower_nbytes - draft_nbytes - other_nbytes) // token_nbytes
+    kv_tokens = max(0, int(hardware.memory_nbytes * _SHARE) - fixed_nbytes) // token_nbytes
     if config.kv_cache_gb is not None:  # of each rank, the draft model's cache included
         kv_tokens = min(kv_tokens, int(config.kv_cache_gb * GIB) // (rank_token_nbytes + draft_token_nbytes))
+    context_nbytes = context * token_nbytes
+    least_nbytes = (fixed_nbytes + context_nbytes) / _SHARE
+    if not hardware.is_gpu:
+        least_nbytes = (fixed_nbytes + context_nbytes + _least_under_way(config, model, arena_nbytes)) / _SHARE_IN_ALL
+        usable_nbytes = int(hardware.memory_nbytes * _SHARE_IN_ALL) - fixed_nbytes
+        rooms = _Rooms(hardware.memory_nbytes - fixed_nbytes, usable_nbytes)
+        config, kv_nbytes = _shared(config, model, arena_nbytes, rooms, kv_tokens * token_nbytes, context_nbytes)
+        kv_tokens = kv_nbytes // token_nbytes
     kv_tokens = kv_tokens if kv_tokens >= context else 0
     picture_nbytes = facts.picture_nbytes(picture_rows, activation_dtype(model, device, dtype))
     rank_kv_gb = kv_tokens * (rank_token_nbytes + draft_token_nbytes) / GIB
@@ -133,9 +146,10 @@ def estimate(
         draft_weights_bytes=draft_nbytes,
         other_bytes=other_nbytes,
         arena_bytes=arena_nbytes,
-        traffic_bytes=_traffic_nbytes(config, model, arena_nbytes),
+        traffic_bytes=under_way_nbytes(config, model, arena_nbytes),
         kv_bytes_per_token=token_nbytes,
         kv_tokens=kv_tokens,
+        least_memory_bytes=int(least_nbytes),
         picture_rows=picture_rows,
         picture_kv_bytes=picture_rows * token_nbytes,
         picture_arena_bytes=extent_nbytes(picture_nbytes) if picture_rows else 0,
@@ -168,10 +182,27 @@ def _processes_nbytes(config: Config, model: ModelSpec, hardware: Hardware) -> i
     return _CPU_PROCESSES_NBYTES + further
 
 
-def _traffic_nbytes(config: Config, model: ModelSpec, arena_nbytes: int) -> int:
-    budgets = budgets_of(config, arena_nbytes)
-    of_worker = budgets.body_nbytes + (budgets.fetch_nbytes if model.vision else 0)
-    return config.http_workers * of_worker + (budgets.pixel_nbytes if model.vision else 0)
+class _Rooms(NamedTuple):
+    """Bytes for KV cache, bodies and pictures: all that there is, and what of it is given out."""
+
+    whole_nbytes: int
+    usable_nbytes: int
+
+
+def _least_under_way(config: Config, model: ModelSpec, arena_nbytes: int) -> int:
+    return under_way_nbytes(lowered(config, model, arena_nbytes, 0), model, arena_nbytes)
+
+
+def _shared(
+    config: Config, model: ModelSpec, arena_nbytes: int, rooms: _Rooms, kv_nbytes: int, context_nbytes: int
+) -> tuple[Config, int]:
+    """Budgets, and bytes of the KV cache, that are in the room together: those of ``config`` if they are, else lower
+    ones. A KV cache that was asked for is made smaller only if the lowest budgets do not fit beside it."""
+    if kv_nbytes + under_way_nbytes(config, model, arena_nbytes) <= rooms.whole_nbytes:
+        return config, kv_nbytes
+    kept = kv_nbytes if config.kv_cache_gb is not None else max(context_nbytes, rooms.usable_nbytes // 2)
+    config = lowered(config, model, arena_nbytes, rooms.usable_nbytes - kept)
+    return config, min(kv_nbytes, max(0, rooms.usable_nbytes - under_way_nbytes(config, model, arena_nbytes)))
 
 
 def _fits(kv_tokens: int, context: int, picture_rows: int) -> list[Fit]:
@@ -218,7 +249,7 @@ def _flags(config: Config, rank_kv_gb: float, hardware: Hardware) -> list[str]:
     """Those that were planned with and are not the default, and the KV cache that fits."""
     plain = Config()
     flags = [
-        f"{OPTIONS[name].flag} {value}"
+        f"{OPTIONS[name].flag} {f'{value:g}' if isinstance(value, float) else value}"
         for name in _SHOWN
         if (value := getattr(config, name)) != getattr(plain, name) and not isinstance(value, bool)
     ]

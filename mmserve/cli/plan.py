@@ -121,7 +121,7 @@ def render(name: str, found: Estimate) -> str:
         largest = f"{found.picture_rows} tokens: {size(found.picture_kv_bytes)} of KV cache while its request is served"
         rows.append(("picture", f"the largest is {largest}, {size(found.picture_arena_bytes)} of the arena"))
     if not found.kv_tokens:
-        rows.append(("result", f"does not fit: not even one context of {found.context} tokens; see --max-model-len"))
+        rows.append(("result", _too_small(found)))
         return "\n".join(aligned(rows))
     rows += [
         ("requests", f"{fit.requests} of {fit.tokens} tokens at once" + _pictures(fit.pictures)) for fit in found.fits
@@ -135,6 +135,14 @@ def render(name: str, found: Estimate) -> str:
     ]
     rows.append(("command", " ".join(["mmserve serve --model", name, *found.flags])))
     return "\n".join(aligned(rows))
+
+
+def _too_small(found: Estimate) -> str:
+    lower = "--max-model-len" if found.hardware[:1].isalpha() else "--max-model-len, --mm-cache-gb or --max-body-mb"
+    return (
+        f"does not fit: one context of {found.context} tokens needs a memory of {size(found.least_memory_bytes)}; "
+        f"lower {lower}, or give it more"
+    )
 
 
 def _parts(found: Estimate) -> str:

@@ -117,6 +117,51 @@ def test_traffic_takes_at_most_its_budgets() -> None:
     assert _estimate(model=vision, **budgets).traffic_bytes == (64 + 32 + 100) * mib
 
 
+VISION = make_deployment("/run").model
+
+
+def _in_all(found: Estimate) -> int:
+    weights = found.text_weights_bytes + found.tower_weights_bytes
+    kv_nbytes = found.kv_tokens * found.kv_bytes_per_token
+    return weights + found.other_bytes + found.arena_bytes + kv_nbytes + found.traffic_bytes
+
+
+@pytest.mark.parametrize("gib", [3.6, 4, 5, 6, 8, 64])
+def test_in_any_memory_the_proposed_options_fit_together(gib: float) -> None:
+    memory_nbytes = int(gib * GIB)
+    found = _estimate(CPU._replace(memory_nbytes=memory_nbytes), VISION)
+    assert found.kv_tokens >= found.context
+    assert _in_all(found) <= memory_nbytes
+    budgets = [float(flag.split()[1]) for flag in found.flags if "-budget-mb" in flag]
+    if found.traffic_bytes == _estimate(model=VISION).traffic_bytes:
+        assert not budgets, "the defaults fit"
+    else:
+        assert sum(budgets) * (1 << 20) == found.traffic_bytes
+
+
+def test_budgets_that_were_asked_for_stay_and_a_given_cache_goes_before_the_others() -> None:
+    small = CPU._replace(memory_nbytes=9 * GIB // 2)
+    given = _estimate(small, VISION, pixel_budget_mb=300.0)
+    assert "--pixel-budget-mb 300" in given.flags
+    assert _in_all(given) <= small.memory_nbytes
+    cached = _estimate(small, VISION, kv_cache_gb=0.5)
+    assert cached.kv_tokens * cached.kv_bytes_per_token == pytest.approx(GIB / 2, rel=0.01)
+    assert cached.traffic_bytes < _estimate(model=VISION).traffic_bytes
+    assert _in_all(cached) <= small.memory_nbytes
+
+
+def test_where_nothing_fits_the_memory_that_would_do_is_told() -> None:
+    small = CPU._replace(memory_nbytes=3 * GIB)
+    found = _estimate(small, VISION)
+    assert found.kv_tokens == 0
+    assert found.least_memory_bytes > small.memory_nbytes
+    enough = _estimate(CPU._replace(memory_nbytes=found.least_memory_bytes + (1 << 20)), VISION)
+    assert enough.kv_tokens >= enough.context
+    card = gpu("h200")._replace(memory_nbytes=GIB)
+    assert _estimate(card).kv_tokens == 0
+    assert _estimate(card._replace(memory_nbytes=_estimate(card).least_memory_bytes + (1 << 20))).kv_tokens
+
+
 def test_cards_share_weights_and_heads() -> None:
     one, two = _estimate(gpu("h200")), _estimate(gpu("h200"), tp=2)
     assert two.text_weights_bytes == one.text_weights_bytes // 2
