@@ -32,7 +32,7 @@ def _torch() -> dict[str, Any]:
             ]
             capability = f"{found.major}.{found.minor}"
             gpus.append({"name": found.name, "free": free, "total": total, "capability": capability, "peers": peers})
-    return {"version": torch.__version__, "cuda": torch.version.cuda, "threads": torch.get_num_threads(), "gpus": gpus}
+    return {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}
 
 
 def _kernels() -> dict[str, Any]:

@@ -27,7 +27,7 @@ def checks() -> list[Check]:
     return [
         Check("python", _python),
         Check("packages", _packages),
-        Check("torch", lambda: torch_finding(_probe())),
+        Check("torch", lambda: torch_finding(_probe(), machine.num_cores())),
         Check("kernels", lambda: kernels_finding(_probe())),
         Check("gpu", lambda: gpu_finding(_probe(), machine.look().cuda_problem)),
     ]
@@ -72,13 +72,17 @@ def _probe() -> dict[str, Any]:
     return found
 
 
-def torch_finding(probe: dict[str, Any]) -> Finding:
-    """``probe``: what ``mmserve.doctor.probe`` has printed, or an error of running it."""
+def torch_finding(probe: dict[str, Any], num_threads: int) -> Finding:
+    """``probe``: what ``mmserve.doctor.probe`` has printed, or an error of running it. ``num_threads``: those that the
+    server computes with on a CPU; torch alone would start one for each core of the machine, whatever a container
+    allows."""
     torch = probe.get("torch", probe)
     if error := torch.get("error"):
         return failure(f"torch cannot be imported: {error}", "install it again: pip install --force-reinstall torch")
     build = f"CUDA {torch['cuda']}" if torch["cuda"] else "CPU build"
-    found = f"torch {torch['version']}, {build}, {torch['threads']} threads"
+    found = f"torch {torch['version']}, {build}"
+    if not torch["gpus"]:
+        found += f"; the server computes with {num_threads} thread{'s' if num_threads > 1 else ''} (--cpu-threads)"
     minor = Version(torch["version"]).release[:2]
     first, last = (Version(version).release for version in _TESTED_TORCH)
     if not first <= minor <= last:

@@ -13,7 +13,7 @@ GIB = 1 << 30
 
 
 def _torch(version: str = "2.13.0+cpu") -> dict[str, Any]:
-    return {"torch": {"version": version, "cuda": None, "threads": 2, "gpus": []}}
+    return {"torch": {"version": version, "cuda": None, "gpus": []}}
 
 
 def _kernels(**changed: Any) -> dict[str, Any]:
@@ -31,12 +31,18 @@ def _gpu(*peers: int) -> dict[str, Any]:
     [("2.13.0+cpu", "ok"), ("2.11.1", "ok"), ("2.10.0", "warning"), ("2.14.0.dev20270101", "warning")],
 )
 def test_a_torch_that_was_not_tested_is_a_warning(version: str, status: str) -> None:
-    assert torch_finding(_torch(version)).status == status
+    assert torch_finding(_torch(version), 2).status == status
+
+
+def test_the_threads_are_those_of_the_server_on_a_cpu() -> None:
+    assert "computes with 1 thread (" in torch_finding(_torch(), 1).found
+    with_gpu = {"torch": {**_torch()["torch"], "gpus": [_gpu()]}}
+    assert "thread" not in torch_finding(with_gpu, 1).found
 
 
 def test_a_broken_torch_is_a_line_that_says_what_to_do() -> None:
     for probe in ({"torch": {"error": "libgomp.so.1: no such file"}}, {"error": "torch ends Python with code -11: "}):
-        finding = torch_finding(probe)
+        finding = torch_finding(probe, 2)
         assert finding.status == "failure"
         assert "pip install" in finding.do
 
