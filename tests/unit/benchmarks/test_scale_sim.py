@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from benchmarks.scale_sim import Setting, Simulation
+
+_SMALL = Setting(4, 200, 4000, kept=80)
+
+
+def test_the_policy_finds_pictures_that_chance_does_not_and_nobody_waits_longer_for_it() -> None:
+    found = {rule: Simulation(_SMALL, rule).run() for rule in ("random", "two", "seconds", "one")}
+    hits = {rule: outcome.hits / _SMALL.requests for rule, outcome in found.items()}
+    waits_s = {rule: sorted(outcome.waits_s)[_SMALL.requests * 99 // 100] for rule, outcome in found.items()}
+    assert hits["seconds"] > 0.9 * hits["one"]
+    assert hits["seconds"] > hits["two"] + 0.1
+    assert waits_s["seconds"] < waits_s["two"] < waits_s["random"]
+    for outcome in found.values():
+        assert sum(outcome.served) == _SMALL.requests
+
+
+def test_a_run_depends_on_its_seed_alone() -> None:
+    first, second = (Simulation(_SMALL, "seconds").run() for _ in range(2))
+    assert (first.hits, first.waits_s) == (second.hits, second.waits_s)
+
+
+def test_replicas_that_start_again_are_found_empty() -> None:
+    setting = Setting(4, 200, 4000, kept=80, restarts=8)
+    assert Simulation(setting, "seconds").run().hits < Simulation(_SMALL, "seconds").run().hits
