@@ -37,6 +37,10 @@ class Config(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "format of the model's reasoning: auto (asks the checkpoint), none, or a name",
         ),
     ] = "auto"
+    front_secret_file: Annotated[
+        str | None,
+        field("http", "file with the secret shared with mmserve front, whose requests may go on with begun answers"),
+    ] = None
     api_key: Annotated[str | None, field("http", "key that clients must send (Bearer or x-api-key)")] = None
     api_key_file: Annotated[
         str | None,

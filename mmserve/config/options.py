@@ -26,6 +26,7 @@ from mmserve.config.api_keys import load_api_keys
 from mmserve.config.config import ENV_PREFIX, Config
 from mmserve.config.event_options import check_kv_events
 from mmserve.config.node_options import check_nodes
+from mmserve.config.front_secret import load_front_secret
 from mmserve.runtime.errors import StartupError
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
@@ -180,6 +181,8 @@ def check(config: Config) -> None:
         load_api_keys(config)
         check_kv_events(config)
         check_nodes(config)
+        if config.front_secret_file is not None:
+            load_front_secret(config.front_secret_file)
     except StartupError as error:
         raise OptionError(str(error)) from None
     if config.allowed_local_media_path is not None and not Path(config.allowed_local_media_path).is_dir():

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.config.api_keys import load_api_keys
+from mmserve.config.front_secret import load_front_secret
 from mmserve.httpserver.api.admin.alloc import alloc_routes
 from mmserve.httpserver.api.admin.state import state_routes
 from mmserve.httpserver.api.anthropic.count_tokens import count_routes
@@ -35,6 +36,7 @@ from mmserve.httpserver.api.openai.responses.routes import stored_routes
 from mmserve.httpserver.api.openapi import add_protocol_route, describe
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, parse_request
+from mmserve.httpserver.api.relayed import take_relay
 from mmserve.httpserver.api.relevance import relevance_routes
 from mmserve.httpserver.api.render import render_routes
 from mmserve.httpserver.api.response import TaskResponse
@@ -135,14 +137,16 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
 
 def _generate_endpoint(context: WorkerContext, protocol: Protocol[ParsedRequest]) -> Endpoint:
     """An endpoint that generates an answer: admits the request, reads and parses its body, starts its task."""
-    limit_nbytes = int(context.deployment.config.max_body_mb * MIB)
+    config = context.deployment.config
+    limit_nbytes = int(config.max_body_mb * MIB)
+    secret = None if config.front_secret_file is None else load_front_secret(config.front_secret_file)
 
     async def generate(request: Request) -> Response:
         arrival_s = time.monotonic()
         async with AsyncExitStack() as unowned:
             resources = context.admit_request()
             unowned.callback(resources.release)
-            body = await read_body(request, limit_nbytes, resources)
+            body, relayed = take_relay(request, await read_body(request, limit_nbytes, resources), secret)
             parsed = await parse_request(protocol, body, context.model, arrival_s)
             del body
             state = request.scope["state"]
@@ -153,6 +157,8 @@ def _generate_endpoint(context: WorkerContext, protocol: Protocol[ParsedRequest]
                 unowned.push_async_callback(parsed.drop)
             call, send_answer, respond = parsed.call, parsed.send_answer, parsed.respond
             call = decode_small_images(replace(call, owner=owner, http_request_id=state["request_id"]))
+            if relayed is not None:
+                call = replace(call, relayed=relayed)
             if state.get(IN_BACKGROUND):
                 call = replace(call, priority=MAX_PRIORITY)
             del parsed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from array import array
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -14,6 +15,7 @@ from mmserve.httpserver import conversation
 from mmserve.httpserver.conversation import PromptInput
 from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import DEFAULT_PROCESSING, MediaSpan, Processing
+from mmserve.messages.relay import Relay, Sampled
 from mmserve.messages.sampling import SamplingParams
 from mmserve.processors.interface import Expansion
 
@@ -74,6 +76,13 @@ class TokenView(msgspec.Struct, frozen=True):
     token_ids: bool = False
 
 
+class Relayed(msgspec.Struct, frozen=True):
+    """What a front has sent with the request. ``sampled``: the answer's tokens so far, from a server that has died."""
+
+    relay: Relay
+    sampled: tuple[Sampled, ...] = ()
+
+
 class GenerateCall(msgspec.Struct, frozen=True):
     """A validated request: ``n`` answers to each of ``prompts``. ``sampling.max_tokens`` 0: the rest of the context.
 
@@ -120,6 +129,8 @@ class GenerateCall(msgspec.Struct, frozen=True):
     """The answer may be cut to the rest of the context; otherwise a larger max_tokens is an error."""
     timed: bool = False
     """The answer tells the time of each stage."""
+    relayed: Relayed | None = None
+    """Of a request that came from a front."""
     echo_nbytes: int = 0
     """Memory of what the protocol keeps of the request for its answer."""
 
@@ -129,6 +140,11 @@ class GenerateCall(msgspec.Struct, frozen=True):
         return self.n * self.num_prompts
 
     @property
+    def created_s(self) -> int:
+        """Seconds since 1970, as the answer says them: the front's, so that all its replicas say the same, or now."""
+        return int(time.time()) if self.relayed is None else self.relayed.relay.created_s
+
+    @property
     def processing(self) -> Processing:
         """Of the call's images."""
         return Processing(self.image_options, len(self.media))
@@ -136,7 +152,12 @@ class GenerateCall(msgspec.Struct, frozen=True):
     @property
     def response_id(self) -> str:
         """The ``id`` of the response's body."""
-        return f"chatcmpl-{self.client_request_id or self.request_id}"
+        return f"chatcmpl-{self.client_request_id or self.answer_id}"
+
+    @property
+    def answer_id(self) -> str:
+        """What the answer's ids are made from: the request's id, or its id at the front, which all replicas repeat."""
+        return self.request_id if self.relayed is None else self.relayed.relay.request_id
 
 
 _REQUEST_NBYTES, _CHOICE_NBYTES = 10 * 1024, 10 * 1024
@@ -162,6 +183,7 @@ def kept_nbytes(call: GenerateCall) -> int:
         + _TOKEN_ID_NBYTES * _num_token_ids(call.sampling) * (1 + call.num_choices)  # as the grammar
         + sys.getsizeof(call.sampling.grammar) * call.num_choices  # the router keeps one for each choice
         + sum(len(ref.content or b"") for ref in call.media)
+        + _TOKEN_ID_NBYTES * sum(len(each.token_ids) for each in (call.relayed.sampled if call.relayed else ()))
         + sum(len(cast(bytes, body)) for body in bodies.values())
     )
 

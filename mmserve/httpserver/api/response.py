@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from mmserve.httpserver.http.disconnect import WhileConnected
 from mmserve.httpserver.request.task import RequestTask
+from mmserve.messages.relay import comment
 
 SendAnswer = Callable[[RequestTask, Send], Awaitable[None]]
 """Sends a task's whole response in one protocol's form. If it raises MmserveError before it has sent anything, the
@@ -65,11 +66,18 @@ def sse_event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
-async def send_events(send: Send, events: AsyncGenerator[bytes, None]) -> None:
+_PING = b"event: ping\n"
+
+
+async def send_events(send: Send, events: AsyncGenerator[bytes, None], task: RequestTask | None = None) -> None:
     """Send server-sent events as they are made.
 
-    The status line is sent with the first event, so that an error before it can still set the status.
+    The status line is sent with the first event, so that an error before it can still set the status. ``task``: that
+    makes the events, if each is made of its tokens alone. A front that relays it is told the tokens, and does not get
+    events that it has from another server.
     """
+    if task is not None and task.call.relayed is not None:
+        events = _relayed(events, task, task.call.relayed.relay.num_events)
     started = False
     async with aclosing(events):
         async for data in events:
@@ -78,3 +86,18 @@ async def send_events(send: Send, events: AsyncGenerator[bytes, None]) -> None:
                 started = True
             await send({"type": "http.response.body", "body": data, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _relayed(
+    events: AsyncGenerator[bytes, None], task: RequestTask, num_events: int
+) -> AsyncGenerator[bytes, None]:
+    """``events`` without the first ``num_events``, each after comments with the tokens that it is made of."""
+    async with aclosing(events):
+        async for data in events:
+            comments = b"".join(map(comment, task.deltas.take_sampled()))
+            if num_events and not data.startswith(_PING):
+                num_events -= 1
+                data = b""
+            if comments or data:
+                yield comments + data
+    yield b""  # the status is sent even if nothing is left to send

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mmserve.httpserver.output.logprobs import TokenLogprobs
 from mmserve.httpserver.output.parsing.pieces import Piece, Text, characters, join
 from mmserve.httpserver.output.render_turns import LIMIT
 from mmserve.messages.logprobs import PAIR_NBYTES
+from mmserve.messages.relay import Sampled
 from mmserve.messages.reply import FinishReason
 
 
@@ -34,6 +35,11 @@ class AnswerDelta:
     """Of ``num_tokens``."""
     token_ids: tuple[int, ...] = ()
     """The ``num_tokens`` tokens, if the call asked for them."""
+
+    sampled: Sampled | None = None
+    """The tokens as the engine sent them, of a call that a front relays: another server could make the delta again."""
+    replayed: bool = False
+    """Made again from tokens of another server: as large as there, so it is not merged with others."""
 
     @property
     def text(self) -> str:
@@ -63,7 +69,12 @@ def nbytes_of(delta: AnswerDelta) -> int:
         + TOKEN_ID_NBYTES * len(delta.token_ids)
         + sum(_PIECE_NBYTES + sys.getsizeof(characters(piece)) for piece in delta.pieces)
         + logprobs
+        + (0 if delta.sampled is None else _sampled_nbytes(delta.sampled))
     )
+
+
+def _sampled_nbytes(sampled: Sampled) -> int:
+    return TOKEN_ID_NBYTES * len(sampled.token_ids) + sum(map(sys.getsizeof, sampled.logprobs))
 
 
 TOKEN_ID_NBYTES = 40
@@ -81,6 +92,8 @@ class Unread:
 
     def add(self, delta: AnswerDelta) -> bool:
         """False if the delta is to be read separately."""
+        if delta.replayed or self._deltas[-1].replayed:
+            return False
         work = _work(delta)
         if self.work + work > _MERGED_WORK:
             return False
@@ -106,7 +119,22 @@ class Unread:
             self._deltas[-1].embedding,
             sum(delta.num_reasoning_tokens for delta in self._deltas),
             tuple(token_id for delta in self._deltas for token_id in delta.token_ids),
+            _joined([delta.sampled for delta in self._deltas if delta.sampled is not None]),
         )
+
+
+def _joined(sampled: Sequence[Sampled]) -> Sampled | None:
+    """Those of merged deltas."""
+    if not sampled:
+        return None
+    first, last = sampled[0], sampled[-1]
+    return Sampled(
+        first.index,
+        tuple(token_id for each in sampled for token_id in each.token_ids),
+        tuple(packed for each in sampled for packed in each.logprobs),
+        last.finish,
+        max(each.num_cached_tokens for each in sampled),
+    )
 
 
 _MERGED_DELTAS = 64

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from mmserve.httpserver.output.answer_delta import EVENT_WORK, AnswerDelta, Unread, nbytes_of, parts_of
 from mmserve.httpserver.output.echoed_prompt import EchoedPrompt
 from mmserve.httpserver.output.render_turns import RenderTurns
+from mmserve.messages.relay import Sampled
 from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
 from mmserve.runtime.failures import without_references
@@ -63,6 +64,8 @@ class DeltaStream:
         """The error that has ended the output."""
         self.finish_reasons: list[FinishReason] = []
         """Of the choices that have finished, in the order in which they did."""
+        self._sampled: list[Sampled] = []
+        """Of the deltas that were read since ``take_sampled``."""
         self._opened = asyncio.Event()
         """Set once the prompts are built, or cannot be any more."""
         self._prompt_tokens = 0
@@ -136,6 +139,12 @@ class DeltaStream:
         self._opened.set()
         self._put(without_references(error))
 
+    def take_sampled(self) -> list[Sampled]:
+        """The tokens of the deltas that were read since the last call, of a call that a front relays. Without those
+        that the front has sent."""
+        taken, self._sampled = self._sampled, []
+        return taken
+
     @property
     def complete(self) -> bool:
         """True once every choice has finished or failed, even if not all deltas are read."""
@@ -170,6 +179,8 @@ class DeltaStream:
         self._reasoning_tokens += delta.num_reasoning_tokens
         self._cached_tokens[delta.index] = max(self._cached_tokens.get(delta.index, 0), delta.cached_tokens)
         self._num_unread -= delta.finish is not None
+        if delta.sampled is not None and not delta.replayed:
+            self._sampled.append(delta.sampled)
         return delta
 
     def _put(self, entry: Unread | MmserveError) -> None:

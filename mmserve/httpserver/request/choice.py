@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,6 +18,7 @@ from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.prompt.media_spans import leased_again
 from mmserve.httpserver.request.metrics import ChoiceMetrics
 from mmserve.httpserver.request.token_bans import no_token_allowed
+from mmserve.messages.relay import Sampled
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
 from mmserve.metrics.client import MetricsClient
@@ -76,10 +77,16 @@ class Choice:
                 _raise_failure(self.call, reply)
                 stage_times.record_engine(reply.stage_times)
                 delta = self.text.push(reply)
+                if self.call.relayed is not None:
+                    delta = replace(delta, sampled=_sampled(delta.index, reply))
                 self.latencies.record(delta)
                 self.deltas.push(delta)
                 if delta.finish is not None:
                     return
+
+
+def _sampled(index: int, reply: TokenReply) -> Sampled:
+    return Sampled(index, reply.token_ids, reply.logprobs, reply.finish, reply.num_cached_tokens)
 
 
 def _next_attempt(request: GenerateRequest, lost: MediaLost) -> GenerateRequest:

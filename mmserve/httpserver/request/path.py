@@ -32,6 +32,7 @@ from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.turns import Turn
 from mmserve.httpserver.request.choice import Choice, lease
 from mmserve.httpserver.request.metrics import ChoiceMetrics, count_request
+from mmserve.httpserver.request.replay import replayed
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.sequences import sequences_of
 from mmserve.httpserver.request.token_bans import check_a_token_is_left
@@ -164,6 +165,8 @@ class RequestPath:
                 choices.append(
                     Choice(call, alloc_path, items, request, text, deltas, latencies, self.dispatcher, self.metrics)
                 )
+            if call.relayed is not None and call.relayed.sampled:
+                choices = replayed(choices, call.relayed.sampled)
             await _generate_all(choices)
 
     def _with_tool_grammar(self, call: GenerateCall, *, in_reasoning: bool = False) -> GenerateCall:

@@ -118,7 +118,7 @@ class MessageAnswer:
     async def __call__(self, task: RequestTask, send: Send) -> None:
         """Raises MmserveError only if nothing has been sent."""
         if task.call.stream:
-            await send_events(send, self._events(task))
+            await send_events(send, self._events(task), task)
         else:
             await send_json(send, msgspec.json.encode(await self._whole(task)))
 
@@ -169,12 +169,12 @@ class MessageAnswer:
 
     def _writer(self, call: GenerateCall) -> ContentWriter:
         return ContentWriter(
-            lambda number: call_id("toolu", call.request_id, 0, number), shows_thinking=self.shows_thinking
+            lambda number: call_id("toolu", call.answer_id, 0, number), shows_thinking=self.shows_thinking
         )
 
     def _message(self, call: GenerateCall, usage: WireUsage) -> AnswerMessage:
         edits = AppliedEdits() if self.names_applied_edits else UNSET
-        return AnswerMessage(f"msg_{call.request_id}", call.model, [], usage, context_management=edits)
+        return AnswerMessage(f"msg_{call.answer_id}", call.model, [], usage, context_management=edits)
 
     def _last(self, call: GenerateCall, last: AnswerDelta | None, writer: ContentWriter, usage: Usage) -> MessageDelta:
         return MessageDelta(

@@ -65,7 +65,7 @@ class ChatAnswer:
     async def __call__(self, task: RequestTask, send: Send) -> None:
         """Raises MmserveError only if nothing has been sent."""
         if task.call.stream:
-            await send_events(send, self._events(task))
+            await send_events(send, self._events(task), task)
         else:
             await send_json(send, msgspec.json.encode(await self._complete(task)))
 
@@ -80,7 +80,7 @@ class ChatAnswer:
             prompt_logprobs += encoded
         completion = Completion(
             call.response_id,
-            int(time.time()),
+            call.created_s,
             call.model,
             [fold.choice(self.include_reasoning) for fold in folds],
             wire_usage(task.deltas.usage),
@@ -92,7 +92,7 @@ class ChatAnswer:
 
     async def _events(self, task: RequestTask) -> AsyncGenerator[bytes, None]:
         """Server-sent events. An error after the first delta becomes an event: the status is sent by then."""
-        call, created, started, first_s = task.call, int(time.time()), False, 0.0
+        call, created, started, first_s = task.call, task.call.created_s, False, 0.0
         calls = [_Calls() for _ in range(call.num_choices)]
 
         def event(
@@ -161,7 +161,7 @@ class ChatAnswer:
                 return ChunkDelta(reasoning_content=text, reasoning=text) if self.include_reasoning else None
             case CallStart(number, name):
                 start = FunctionDelta(name, "")
-                id = call_id("call", call.request_id, index, number)
+                id = call_id("call", call.answer_id, index, number)
                 return ChunkDelta(tool_calls=[ToolCallDelta(number, id, "function", start)])
             case CallArguments(number, json):
                 return ChunkDelta(tool_calls=[ToolCallDelta(number, function=FunctionDelta(arguments=json))])
@@ -238,7 +238,7 @@ class _Fold:
             message.reasoning_content = message.reasoning = "".join(self.reasoning)
         if self.calls:
             message.tool_calls = [
-                CompleteCall(call_id("call", self.call.request_id, self.index, number), Function(name, "".join(json)))
+                CompleteCall(call_id("call", self.call.answer_id, self.index, number), Function(name, "".join(json)))
                 for number, (name, json) in enumerate(self.calls)
             ]
         if not message.content and (self.calls or self.reasoning):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -65,7 +64,7 @@ class CompletionAnswer:
     async def __call__(self, task: RequestTask, send: Send) -> None:
         """Raises MmserveError only if nothing has been sent."""
         if task.call.stream:
-            await send_events(send, self._events(task))
+            await send_events(send, self._events(task), task)
         else:
             await send_json(send, msgspec.json.encode(await self._complete(task)))
 
@@ -86,7 +85,7 @@ class CompletionAnswer:
             task.deltas.hold(2 * kept_nbytes)  # the response's JSON is as long again
         for choice in choices:
             choice.text = "".join(texts[choice.index])
-        return Completion(_id(call), int(time.time()), call.model, choices, usage=wire_usage(task.deltas.usage))
+        return Completion(_id(call), call.created_s, call.model, choices, usage=wire_usage(task.deltas.usage))
 
     def _parts(self, call: GenerateCall) -> list[ChoiceParts]:
         return [ChoiceParts(call, index, tokens_as_ids=self.tokens_as_ids) for index in range(call.num_choices)]
@@ -116,7 +115,7 @@ class CompletionAnswer:
 
     async def _events(self, task: RequestTask) -> AsyncGenerator[bytes, None]:
         """Server-sent events. An error after the first chunk becomes an event: the status is sent by then."""
-        call, created, started = task.call, int(time.time()), False
+        call, created, started = task.call, task.call.created_s, False
         parts = self._parts(call)
 
         def event(choices: list[CompletionChoice], usage: WireUsage | UnsetType | None) -> bytes:
@@ -203,4 +202,4 @@ class ChoiceParts:
 
 
 def _id(call: GenerateCall) -> str:
-    return f"cmpl-{call.client_request_id or call.request_id}"
+    return f"cmpl-{call.client_request_id or call.answer_id}"

@@ -1,0 +1,94 @@
+"""What a front and a replica tell each other beside a client's request and its answer.
+
+With a request: a header that only who knows the shared secret can make, and after the body the tokens that the client
+has already, if an earlier replica died. With a stream: an SSE comment before the events of each delta, with the tokens
+that they are made of. From these another replica makes the same events again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+import msgspec
+
+from mmserve.messages.reply import FinishReason
+
+RELAY_HEADER = "x-mmserve-relay"
+_COMMENT = b": mmserve "
+_END = b"\n\n"
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The tokens of one delta of a choice. ``finish``, ``logprobs`` and ``num_cached_tokens``: as in TokenReply."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[bytes, ...] = ()
+    finish: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+
+class Relay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``request_id`` and ``created_s``: what the answer's ids and times are made from, equal on all replicas.
+
+    ``body_nbytes``: length of the client's body; what follows it is the packed ``Sampled`` so far. ``num_events``:
+    events of the answer that the client has, pings aside.
+    """
+
+    request_id: str
+    created_s: int
+    body_nbytes: int
+    num_events: int = 0
+    pictures: tuple[int, ...] = ()
+    """The front's names of the request's pictures, and of the beginnings of its text."""
+    blocks: tuple[int, ...] = ()
+
+
+class Forged(Exception):
+    """The header was not made with this secret, or not for this request."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_relays = msgspec.msgpack.Decoder(Relay)
+_sampled = msgspec.msgpack.Decoder(Sampled)
+_many_sampled = msgspec.msgpack.Decoder(tuple[Sampled, ...])
+
+
+def sealed(relay: Relay, sampled: Sequence[Sampled], secret: bytes) -> tuple[str, bytes]:
+    """The header's value, and what is to follow the body."""
+    packed, tail = _encoder.encode(relay), _encoder.encode(tuple(sampled)) if sampled else b""
+    return f"{base64.b64encode(packed).decode()}.{_mac(packed, tail, secret)}", tail
+
+
+def opened(header: str, body: bytes | bytearray, secret: bytes) -> tuple[Relay, tuple[Sampled, ...]]:
+    """The relay of a request, and the tokens so far, from its header and the whole body. Raises Forged."""
+    text, _, mac = header.partition(".")
+    try:
+        packed = base64.b64decode(text, validate=True)
+        relay = _relays.decode(packed)
+    except (binascii.Error, msgspec.DecodeError, ValueError):
+        raise Forged from None
+    tail = bytes(memoryview(body)[max(0, relay.body_nbytes) :])
+    if not hmac.compare_digest(mac, _mac(packed, tail, secret)):
+        raise Forged
+    return relay, _many_sampled.decode(tail) if tail else ()
+
+
+def comment(sampled: Sampled) -> bytes:
+    """The SSE comment that tells a delta's tokens."""
+    return _COMMENT + base64.b64encode(_encoder.encode(sampled)) + _END
+
+
+def commented(event: bytes) -> Sampled | None:
+    """What such a comment tells; None for any other event. Raises ValueError for a damaged one."""
+    if not event.startswith(_COMMENT):
+        return None
+    return _sampled.decode(base64.b64decode(event[len(_COMMENT) : -len(_END)], validate=True))
+
+
+def _mac(packed: bytes, tail: bytes, secret: bytes) -> str:
+    return hmac.new(secret, len(packed).to_bytes(8, "big") + packed + tail, hashlib.sha256).hexdigest()
