@@ -16,6 +16,7 @@ from mmserve.cli.chat import add_chat, chat
 from mmserve.cli.completion import add_completion, completion
 from mmserve.cli.doctor import add_doctor, doctor
 from mmserve.cli.explain import add_explain, explain
+from mmserve.cli.front import add_front, front
 from mmserve.cli.models import add_models, models
 from mmserve.cli.plan import add_plan, plan
 from mmserve.cli.serve import add_serve, serve
@@ -31,6 +32,7 @@ _COMMANDS = {
     "chat": chat,
     "doctor": doctor,
     "explain": explain,
+    "front": front,
     "models": models,
     "plan": plan,
     "status": status,
@@ -88,6 +90,7 @@ def _parser() -> _Parser:
     add_bench(commands)
     add_doctor(commands)
     add_explain(commands)
+    add_front(commands)
     add_models(commands)
     add_plan(commands)
     add_chaos(commands)

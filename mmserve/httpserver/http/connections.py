@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from mmserve.config.config import Config
-from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Turnover, header_seconds
 
 _DESCRIPTORS_A_CONNECTION = 3
@@ -64,6 +63,12 @@ class ConnectionLimits:
         )
 
 
+class Counts(Protocol):
+    """Implemented by metrics.client.MetricsClient."""
+
+    def add(self, name: str, value: float, *labels: str) -> None: ...
+
+
 class Connection(Protocol):
     """What is counted of an open connection."""
 
@@ -75,7 +80,7 @@ class Connection(Protocol):
 class OpenConnections:
     """The connections of one worker. ``refusal``: the JSON body of the 503 that one too many gets."""
 
-    def __init__(self, limits: ConnectionLimits, metrics: MetricsClient, refusal: bytes) -> None:
+    def __init__(self, limits: ConnectionLimits, metrics: Counts, refusal: bytes) -> None:
         self.limits = limits
         self._metrics = metrics
         self._refusal = refusal

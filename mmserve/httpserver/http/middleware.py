@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mmserve.httpserver.call import new_request_id
 from mmserve.httpserver.http.auth import OPEN_PATHS, ApiKeyAuth
 from mmserve.httpserver.http.browser_guard import BrowserGuard, require_json
-from mmserve.metrics.client import MetricsClient
+from mmserve.httpserver.http.connections import Counts
 from mmserve.runtime.errors import MmserveError, UnsupportedMediaType
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -53,7 +53,7 @@ class RequestMiddleware:
         app: ASGIApp,
         auth: ApiKeyAuth,
         browser_guard: BrowserGuard,
-        metrics: MetricsClient,
+        metrics: Counts,
         response_to: Callable[[Scope, Exception], Response | None],
         takes_method: Callable[[Scope], bool],
         access_log: bool = False,

@@ -49,6 +49,8 @@ class Choice:
     latencies: ChoiceMetrics
     dispatcher: Dispatcher
     metrics: MetricsClient
+    is_relayed: bool = False
+    """A front is told the tokens of each delta."""
 
     async def generate(self) -> None:
         """Generate to the end; lease and submit again when the images are lost. Raises MmserveError."""
@@ -77,7 +79,7 @@ class Choice:
                 _raise_failure(self.call, reply)
                 stage_times.record_engine(reply.stage_times)
                 delta = self.text.push(reply)
-                if self.call.relayed is not None:
+                if self.is_relayed:
                     delta = replace(delta, sampled=_sampled(delta.index, reply))
                 self.latencies.record(delta)
                 self.deltas.push(delta)

@@ -162,9 +162,8 @@ class RequestPath:
                     call.view,
                 )
                 latencies = ChoiceMetrics(self.metrics, call)
-                choices.append(
-                    Choice(call, alloc_path, items, request, text, deltas, latencies, self.dispatcher, self.metrics)
-                )
+                services = (self.dispatcher, self.metrics, call.relayed is not None)
+                choices.append(Choice(call, alloc_path, items, request, text, deltas, latencies, *services))
             if call.relayed is not None and call.relayed.sampled:
                 choices = replayed(choices, call.relayed.sampled)
             await _generate_all(choices)

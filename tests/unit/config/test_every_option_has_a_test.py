@@ -94,6 +94,8 @@ SHOWN_BY = {
     "::test_a_new_fraction_applies_to_all_workers_and_to_a_restarted_one",
     "concurrent_alloc_workers": f"{READER}::test_large_images_are_read_in_parallel",
     "mm_hash_seed": f"{PLAN}::test_servers_share_a_hash_seed_that_was_given",
+    "front_secret_file": "integration/httpserver/test_relayed.py"
+    "::test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_means_nothing",
     "kv_events_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
     "kv_events_replay_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
     "kv_events_topic": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",

@@ -1,0 +1,32 @@
+"""How far one request's stream has come: what the client has, and what another replica needs to go on. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mmserve.front.events import PING, EventSplitter
+from mmserve.messages.relay import Sampled, commented
+
+
+@dataclass
+class Progress:
+    """``num_events``: events that the client has. ``sampled``: the tokens that they, and perhaps more, are made of."""
+
+    num_events: int = 0
+    sampled: list[Sampled] = field(default_factory=list)
+    _splitter: EventSplitter = field(default_factory=EventSplitter)
+
+    def restart(self) -> None:
+        """Another replica goes on; a part of an event from the last one is dropped."""
+        self._splitter = EventSplitter()
+
+    def take(self, data: bytes) -> bytes:
+        """What the client gets of these bytes from a replica: whole events. Raises ValueError for a damaged comment."""
+        shown = []
+        for event in self._splitter.feed(data):
+            if (sampled := commented(event)) is not None:
+                self.sampled.append(sampled)
+                continue
+            self.num_events += not event.startswith(PING)
+            shown.append(event)
+        return b"".join(shown)

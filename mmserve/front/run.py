@@ -1,0 +1,78 @@
+"""The process of ``mmserve front``: listens, forwards, ends on SIGTERM once the answers under way have been sent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+import uvloop
+
+from mmserve.front.app import make_app
+from mmserve.front.attempts import Attempts
+from mmserve.front.metrics import FrontMetrics
+from mmserve.front.replicas import Replicas
+from mmserve.front.wants import Namer
+from mmserve.httpserver.api.openai.errors import error_body
+from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
+from mmserve.httpserver.http.uvicorn_server import UvicornServer
+from mmserve.runtime.byte_budget import MIB, ByteBudget
+from mmserve.runtime.errors import StartupError, Unavailable
+
+
+@dataclass(frozen=True)
+class FrontOptions:
+    """What the user asked for."""
+
+    secret: bytes
+    host: str = "127.0.0.1"
+    allowed_hosts: tuple[str, ...] = ()
+    max_body_mb: float = 64.0
+    body_budget_mb: float = 1024.0
+    max_connections: int = 4096
+    shutdown_timeout_s: float = 30.0
+
+
+class Front:
+    """``replicas``: to be set before requests come, and again whenever they change."""
+
+    def __init__(self, options: FrontOptions) -> None:
+        self._options = options
+        self.metrics = FrontMetrics()
+        self.replicas = Replicas(self.metrics)
+
+    def server(self, on_started: Callable[[], None]) -> UvicornServer:
+        """Serves on the sockets that its ``serve`` gets."""
+        options = self._options
+        app = make_app(
+            Attempts(self.replicas, self.metrics, options.secret),
+            Namer(options.secret),
+            max_body_nbytes=int(options.max_body_mb * MIB),
+            bodies=ByteBudget(int(options.body_budget_mb * MIB)),
+            host=options.host,
+            allowed_hosts=options.allowed_hosts,
+        )
+        refusal = Unavailable(f"{options.max_connections} connections are open already (--max-connections)")
+        limits = ConnectionLimits(max_connections=options.max_connections)
+        return UvicornServer(app, on_started, OpenConnections(limits, self.metrics, error_body(refusal)))
+
+
+def run(options: FrontOptions, urls: tuple[str, ...], listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve on ``listener`` until SIGTERM or SIGINT. Raises StartupError for an address that is none."""
+    front = Front(options)
+    try:
+        front.replicas.set({url.rstrip("/"): url for url in urls})
+    except ValueError as error:
+        raise StartupError(f"--replica {error}") from None
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, closing(front.replicas):
+        runner.run(_serve(front, options, listener, on_ready))
+
+
+async def _serve(front: Front, options: FrontOptions, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    server = front.server(on_ready)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, server.stop, options.shutdown_timeout_s)
+    await server.serve(sockets=[listener])

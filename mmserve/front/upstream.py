@@ -1,0 +1,237 @@
+"""HTTP/1.1 to one replica: connections that are kept open, answers whose body is read as it comes.
+
+A replica that dies resets its connections at once. One that is cut off says nothing: TCP keep-alive ends the connection
+after three seconds without a word from its machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+CONNECT_TIMEOUT_S = 1.0
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 2))
+_HIGH_NBYTES = 256 * 1024
+"""Unread bytes from which on the connection is not read from: a slow client holds up its replica."""
+_MAX_IDLE = 64
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class ReplicaLost(Exception):
+    """The connection failed or ended before the whole answer. ``sent``: the request may have been read."""
+
+    def __init__(self, reason: str, *, sent: bool) -> None:
+        super().__init__(reason)
+        self.sent = sent
+
+
+class Upstream:
+    """One replica at ``url``. Raises ValueError for another URL than ``http://HOST:PORT``."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+            raise ValueError(f"{url} is no address of a replica: write it as http://HOST:PORT")
+        self.url = url.rstrip("/")
+        self.host_header = parts.netloc.encode()
+        self._address = parts.hostname, parts.port or 80
+        self._idle: list[_Connection] = []
+
+    async def send(
+        self, method: str, target: bytes, headers: Headers, body: Sequence[bytes | memoryview], *, again: bool = True
+    ) -> UpstreamAnswer:
+        """Send a request, and return when its answer's head has come. Raises ReplicaLost.
+
+        ``again``: the request may be sent twice. An open connection that is used again may turn out to be closed, and
+        nobody knows what the replica had read.
+        """
+        head = _head(method, target, self.host_header, headers, sum(map(len, body)))
+        while again and self._idle:  # one that the replica has closed meanwhile fails at once, and another is tried
+            connection = self._idle.pop()
+            if connection.is_open:
+                try:
+                    return await self._send(connection, head, body)
+                except ReplicaLost:
+                    continue
+        return await self._send(await self._connect(), head, body)
+
+    async def _send(self, connection: _Connection, head: bytes, body: Sequence[bytes | memoryview]) -> UpstreamAnswer:
+        try:
+            await connection.request([head, *body])
+        except BaseException:
+            connection.close()
+            raise
+        return UpstreamAnswer(self, connection)
+
+    async def _connect(self) -> _Connection:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                transport, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._address)
+        except (OSError, TimeoutError) as error:
+            raise ReplicaLost(f"{self.url} cannot be reached: {error}", sent=False) from None
+        raw = transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE:
+            raw.setsockopt(socket.IPPROTO_TCP, option, value)
+        return connection
+
+    def keep(self, connection: _Connection) -> None:
+        """Its answer is read to the end."""
+        if connection.is_reusable and len(self._idle) < _MAX_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """End the idle connections."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+
+class UpstreamAnswer:
+    """``parts`` yields the body. Call ``close`` at the end, however it came."""
+
+    def __init__(self, upstream: Upstream, connection: _Connection) -> None:
+        self._upstream = upstream
+        self._connection: _Connection | None = connection
+        self.status = connection.status
+        self.headers = connection.headers
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Raises ReplicaLost if it ends early."""
+        assert self._connection is not None, "an answer is read once"
+        while (part := await self._connection.part()) is not None:
+            yield part
+        self._upstream.keep(self._connection)
+        self._connection = None
+
+    def close(self) -> None:
+        """Give up what is unread of the answer. Idempotent."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class _Connection(asyncio.Protocol):
+    """One request at a time."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._parts: deque[bytes] = deque()
+        self._unread_nbytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._has_head = self._complete = self._is_head = False
+        self._lost: str | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._lost is None and not self._transport.is_closing()
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.is_open and self._complete and not self._is_head and self._parser.should_keep_alive()
+
+    async def request(self, data: Sequence[bytes | memoryview]) -> None:
+        """Send ``data``, the head first, and wait for the answer's head."""
+        self._is_head = bytes(data[0][:5]) == b"HEAD "
+        self._parser = httptools.HttpResponseParser(self)
+        self.status, self.headers = 0, []
+        self._has_head = self._complete = False
+        for part in data:
+            if part:
+                self._transport.write(part)
+        while not self._has_head:
+            await self._change()
+
+    async def part(self) -> bytes | None:
+        """The next bytes of the body; None at its end."""
+        while not self._parts:
+            if self._complete:
+                return None
+            await self._change()
+        data = b"".join(self._parts)
+        self._parts.clear()
+        if self._unread_nbytes > _HIGH_NBYTES and self._lost is None:
+            self._transport.resume_reading()
+        self._unread_nbytes = 0
+        return data
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    async def _change(self) -> None:
+        if self._lost is not None:
+            raise ReplicaLost(self._lost, sent=True)
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._lost = f"what came is no HTTP: {error}"
+            self._transport.abort()
+            self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        ends_with_connection = self._has_head and error is None and not self._parser.should_keep_alive()
+        if ends_with_connection and not any(name in _FRAMING for name, _ in self.headers):
+            self._complete = True
+        self._lost = self._lost or f"the connection ended: {error or 'closed'}"
+        self._wake()
+
+    # of the parser
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._has_head = self.status >= 200
+        if self._is_head and self._has_head:  # the parser would wait for the body that the length speaks of
+            self._complete = True
+        if not self._has_head:
+            self.headers = []
+        self._wake()
+
+    def on_body(self, data: bytes) -> None:
+        self._parts.append(data)
+        before, self._unread_nbytes = self._unread_nbytes, self._unread_nbytes + len(data)
+        if before <= _HIGH_NBYTES < self._unread_nbytes:
+            self._transport.pause_reading()
+        self._wake()
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            self._complete = True
+            self._wake()
+
+
+_FRAMING = (b"content-length", b"transfer-encoding")
+
+
+def _head(method: str, target: bytes, host: bytes, headers: Headers, nbytes: int) -> bytes:
+    lines = [method.encode() + b" " + target + b" HTTP/1.1", b"host: " + host]
+    lines += [name + b": " + value for name, value in headers]
+    if nbytes or method in ("POST", "PUT", "PATCH"):
+        lines.append(b"content-length: %d" % nbytes)
+    return b"\r\n".join([*lines, b"", b""])

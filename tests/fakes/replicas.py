@@ -1,0 +1,115 @@
+"""Servers that answer a front as mmserve does, say one letter an event, and can be told to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mmserve.front.run import Front, FrontOptions
+from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, comment, opened
+from tests.fakes.http_server import serving
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+TEXT = "hello world"
+
+
+class Died(Exception):
+    """Ends the connection in the middle of an answer."""
+
+
+@dataclass
+class FakeReplica:
+    """``dies_after``: letters; ``status``: of a refusal. ``relays``: of the requests so far."""
+
+    dies_after: int | None = None
+    breaks_event: bool = False
+    status: int = 200
+    holds: bool = False
+    relays: list[Relay] = field(default_factory=list)
+    sampled: list[tuple[Sampled, ...]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    disconnected: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        body = await request.body()
+        self.paths.append(scope["path"])
+        self.headers.append(dict(request.headers))
+        if self.status != 200:
+            return await Response(b"busy", self.status, {"retry-after": "7"})(scope, receive, send)
+        if (header := request.headers.get(RELAY_HEADER)) is None:
+            if self.dies_after is not None:
+                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+                await send({"type": "http.response.body", "body": b"half", "more_body": True})
+                raise Died
+            return await Response(json.dumps({"path": scope["path"]}), media_type="application/json")(
+                scope, receive, send
+            )
+        relay, sampled = opened(header, body, SECRET)
+        self.relays.append(relay)
+        self.sampled.append(sampled)
+        if json.loads(body[: relay.body_nbytes]).get("stream"):
+            return await self._stream(len(sampled), relay.num_events, receive, send)
+        await self._whole(send)
+
+    async def _whole(self, send: Send) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(TEXT))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": TEXT[:4].encode(), "more_body": True})
+        if self.dies_after is not None:
+            raise Died
+        await send({"type": "http.response.body", "body": TEXT[4:].encode(), "more_body": False})
+
+    async def _stream(self, num_sampled: int, num_events: int, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for index, letter in enumerate(TEXT):
+            data = b"" if index < num_sampled else comment(Sampled(0, (ord(letter),)))
+            data += b"" if index < num_events else b"data: " + letter.encode() + b"\n\n"
+            if self.dies_after == index:
+                if self.breaks_event:
+                    await send({"type": "http.response.body", "body": data[:-1], "more_body": True})
+                raise Died
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await asyncio.sleep(0)
+        if self.holds:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.disconnected.set()
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+@asynccontextmanager
+async def front_of(*replicas: FakeReplica, unreachable: int = 0) -> AsyncIterator[tuple[str, Front]]:
+    """A front in this event loop; its URL."""
+    async with AsyncExitStack() as stack:
+        urls = [f"http://127.0.0.1:{(await stack.enter_async_context(serving(each))).port}" for each in replicas]
+        urls += [f"http://127.0.0.1:{number}" for number in range(1, 1 + unreachable)]
+        front = Front(FrontOptions(SECRET))
+        front.replicas.set({f"replica{number}": url for number, url in enumerate(urls)})
+        stack.callback(front.replicas.close)
+        async with _listening(front) as url:
+            yield url, front
+
+
+@asynccontextmanager
+async def _listening(front: Front) -> AsyncIterator[str]:
+    listener, started = socket.create_server(("127.0.0.1", 0)), asyncio.Event()
+    port = listener.getsockname()[1]
+    server = front.server(started.set)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await started.wait()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(timeout_s=60)
+        await task

@@ -1,0 +1,181 @@
+"""A front before replicas that fail: streams go on, requests are sent elsewhere, pictures stay where they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import pytest
+
+from mmserve.messages.relay import RELAY_HEADER
+from tests.fakes.http_worker import run
+from tests.fakes.replicas import TEXT, FakeReplica, front_of
+
+CHAT = "/v1/chat/completions"
+WHOLE = "".join(f"data: {letter}\n\n" for letter in TEXT) + "data: [DONE]\n\n"
+
+
+async def _post(url: str, body: dict[str, Any], path: str = CHAT, **headers: str) -> tuple[int, str, dict[str, str]]:
+    async with aiohttp.ClientSession() as session, session.post(url + path, json=body, headers=headers) as answer:
+        return answer.status, await answer.text(), {name.lower(): value for name, value in answer.headers.items()}
+
+
+@pytest.mark.parametrize("breaks_event", [False, True])
+def test_a_stream_goes_on_at_another_replica_after_any_event(breaks_event: bool) -> None:
+    async def test() -> None:
+        for dies_after in (0, 1, len(TEXT) - 1):
+            dying, other = FakeReplica(dies_after=dies_after, breaks_event=breaks_event), FakeReplica()
+            async with front_of(dying, other) as (url, front):
+                for _ in range(8):  # until one was sent to the one that dies
+                    status, text, _ = await _post(url, {"stream": True})
+                    assert (status, text) == (200, WHOLE)
+                    if dying.relays:
+                        break
+                assert dying.relays, "both replicas are asked"
+                first, last = dying.relays[0], other.relays[-1]
+                assert (last.request_id, last.created_s) == (first.request_id, first.created_s)
+                assert last.num_events == dies_after
+                assert len(other.sampled[-1]) == dies_after + breaks_event
+                assert front.metrics.value("resumed") == 1
+
+    run(test)
+
+
+def test_a_whole_answer_that_breaks_off_is_asked_for_elsewhere() -> None:
+    async def test() -> None:
+        dying, other = FakeReplica(dies_after=0), FakeReplica()
+        async with front_of(dying, other) as (url, _):
+            for _ in range(8):
+                assert (await _post(url, {}))[:2] == (200, TEXT)
+            assert dying.relays
+
+    run(test)
+
+
+def test_replicas_that_cannot_be_reached_cost_no_request_and_are_left_alone_for_a_while() -> None:
+    async def test() -> None:
+        async with front_of(FakeReplica(), unreachable=3) as (url, front):
+            for _ in range(10):
+                assert (await _post(url, {"stream": True}))[1] == WHOLE
+            failed = sum(front.metrics.value("failed_attempts", f"replica{number}") for number in (1, 2, 3))
+            assert failed <= 3
+
+    run(test)
+
+
+def test_a_refusal_is_asked_elsewhere_and_the_last_one_is_the_clients() -> None:
+    async def test() -> None:
+        busy, other = FakeReplica(status=429), FakeReplica()
+        async with front_of(busy, other) as (url, _):
+            for _ in range(8):
+                assert (await _post(url, {"stream": True}))[0] == 200
+            assert busy.paths
+        async with front_of(busy, FakeReplica(status=429)) as (url, _):
+            status, text, headers = await _post(url, {"stream": True})
+            assert (status, text, headers["retry-after"]) == (429, "busy", "7")
+
+    run(test)
+
+
+def test_a_request_that_kills_replicas_does_not_kill_them_all() -> None:
+    async def test() -> None:
+        replicas = [FakeReplica(dies_after=2) for _ in range(6)]
+        async with front_of(*replicas) as (url, _):
+            status, text, _ = await _post(url, {"stream": True})
+            assert status == 200
+            assert text.startswith("data: h\n\ndata: e\n\ndata: {")
+            assert text.endswith("data: [DONE]\n\n")
+            assert sum(len(each.relays) for each in replicas) <= 4
+        status, text, _ = await _lone_failure()
+        assert status == 503
+        assert "no replica could answer" in text
+
+    run(test)
+
+
+async def _lone_failure() -> tuple[int, str, dict[str, str]]:
+    async with front_of(unreachable=1) as (url, _):
+        return await _post(url, {"stream": True})
+
+
+def test_the_same_picture_goes_to_one_replica_and_pictures_spread() -> None:
+    async def test() -> None:
+        replicas = [FakeReplica() for _ in range(4)]
+        async with front_of(*replicas) as (url, _):
+            chosen = []
+            for number in range(16):
+                picture = {"url": f"data:image/png;base64,{number:04d}" + "A" * 20_000}
+                for _ in range(2):
+                    before = [len(each.relays) for each in replicas]
+                    await _post(url, {"messages": [{"image_url": picture}]})
+                    (index,) = (i for i, each in enumerate(replicas) if len(each.relays) > before[i])
+                    chosen.append(index)
+            assert chosen[::2] == chosen[1::2]
+            assert len(set(chosen)) > 2
+            assert all(len(relay.pictures) == 1 for each in replicas for relay in each.relays)
+
+    run(test)
+
+
+def test_only_the_front_speaks_in_its_headers_and_the_clients_others_are_kept() -> None:
+    async def test() -> None:
+        replica = FakeReplica()
+        async with front_of(replica) as (url, _):
+            sent = {
+                RELAY_HEADER: "forged",
+                "authorization": "Bearer key",
+                "x-request-id": "mine",
+                "connection": "close",
+            }
+            _, _, headers = await _post(url, {}, **sent)
+            assert replica.relays[0].request_id == "mine"
+            seen = replica.headers[0]
+            assert (seen["authorization"], seen["x-request-id"]) == ("Bearer key", "mine")
+            assert headers["x-request-id"] == "mine"
+
+    run(test)
+
+
+def test_other_paths_are_forwarded_and_what_may_act_is_not_sent_twice() -> None:
+    async def test() -> None:
+        replica, dying = FakeReplica(), FakeReplica(dies_after=0)
+        async with front_of(replica) as (url, _), aiohttp.ClientSession() as session:
+            async with session.get(f"{url}/v1/models?x=1") as answer:
+                assert await answer.json() == {"path": "/v1/models"}
+            async with session.head(f"{url}/v1/models") as answer:
+                assert answer.status == 200
+            async with session.get(f"{url}/metrics") as answer:
+                assert "mmserve_front:replicas 1" in await answer.text()
+        async with front_of(dying, dying) as (url, _):
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await _post(url, {}, "/v1/files")
+            assert dying.paths == ["/v1/files"]
+
+    run(test)
+
+
+def test_a_client_that_leaves_ends_its_request_at_the_replica() -> None:
+    async def test() -> None:
+        replica = FakeReplica(holds=True)
+        async with front_of(replica) as (url, _), aiohttp.ClientSession() as session:
+            async with session.post(url + CHAT, json={"stream": True}) as answer:
+                assert await answer.content.readexactly(9) == b"data: h\n\n"
+                answer.close()
+            async with asyncio.timeout(10):
+                await replica.disconnected.wait()
+
+    run(test)
+
+
+def test_requests_without_anything_to_find_spread_by_what_the_front_has_sent() -> None:
+    async def test() -> None:
+        replicas = [FakeReplica() for _ in range(3)]
+        async with front_of(*replicas) as (url, front):
+            await asyncio.gather(*(_post(url, {}) for _ in range(60)))
+            counts = Counter({index: len(each.relays) for index, each in enumerate(replicas)})
+            assert min(counts.values()) >= 5
+            assert sum(front.replicas.cluster.decisions.values()) == 60
+
+    run(test)
