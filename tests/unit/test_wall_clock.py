@@ -19,8 +19,8 @@ SHOWN = {
     "httpserver/batch_store/store.py",  # "created_at", and how long a file or a batch is kept over restarts
     "cli/bench.py",  # when a run was made
     "httpserver/api/models.py",  # "created" of a model
-    "httpserver/api/openai/chat/answer.py",  # "created" of an answer
-    "httpserver/api/openai/completions/answer.py",
+    "front/attempts.py",  # "created" of an answer
+    "httpserver/call.py",
     "httpserver/api/openai/responses/compact.py",  # "created_at"
     "httpserver/api/openai/responses/events/fold.py",  # "completed_at"
     "httpserver/api/openai/responses/parse.py",
