@@ -17,7 +17,11 @@ def add_front(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument(
-        "--replica", action="append", required=True, metavar="URL", help="a server, http://HOST:PORT; once for each"
+        "--replica",
+        action="append",
+        required=True,
+        metavar="URL[,REPORTS]",
+        help="a server, http://HOST:PORT, and its --reports-endpoint, tcp://HOST:PORT; once for each",
     )
     parser.add_argument(
         "--front-secret-file", required=True, metavar="FILE", help="the file that the servers were started with too"
@@ -35,6 +39,7 @@ def front(arguments: argparse.Namespace) -> int:
     """Run the command until a signal ends it. Raises StartupError."""
     # Imported here: the server's libraries would slow down --help.
     from mmserve.config.front_secret import load_front_secret
+    from mmserve.front.replicas import Replica
     from mmserve.front.run import FrontOptions, run
     from mmserve.runtime.logs import log
     from mmserve.supervisor.startup.listen import listen, url_of
@@ -51,12 +56,15 @@ def front(arguments: argparse.Namespace) -> int:
         max_connections=arguments.max_connections,
         shutdown_timeout_s=arguments.shutdown_timeout,
     )
+    try:
+        replicas = [Replica.parse(each) for each in arguments.replica]
+    except ValueError as error:
+        raise StartupError(f"--replica {error}") from None
     listener = listen(arguments.host, arguments.port, "--port")
-    count = len(arguments.replica)
     run(
         options,
-        tuple(arguments.replica),
+        replicas,
         listener,
-        lambda: print(f"mmserve: front is ready: {url_of(listener)}, for {count} replicas", flush=True),
+        lambda: print(f"mmserve: front is ready: {url_of(listener)}, for {len(replicas)} replicas", flush=True),
     )
     return 0

@@ -135,6 +135,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         bool, field("scheduling", "take the memory of KV cache and arena at start (0.3 s per GiB); off: when used")
     ] = False
 
+    reports_endpoint: Annotated[
+        str | None,
+        field(
+            "kv events",
+            "address at which mmserve front learns what this server holds and how loaded it is, e.g. "
+            "tcp://127.0.0.1:5560; encrypted, for those with --front-secret-file",
+        ),
+    ] = None
     kv_events_endpoint: Annotated[
         str | None,
         field(

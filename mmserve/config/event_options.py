@@ -1,4 +1,4 @@
-"""Checks the options --kv-events-*."""
+"""Checks the options --kv-events-* and --reports-endpoint."""
 
 from __future__ import annotations
 
@@ -26,6 +26,19 @@ def check_kv_events(config: Config) -> None:
     ports = [urlsplit(endpoint).port for endpoint in endpoints if endpoint is not None]
     if len(set(ports)) < len(ports):
         raise StartupError(f"--kv-events-endpoint and --kv-events-replay-endpoint are both port {ports[0]}")
+
+
+def check_reports(config: Config) -> None:
+    """Refuse an endpoint that is none, or that has no secret. Raises StartupError."""
+    endpoint = config.reports_endpoint
+    if endpoint is None:
+        return
+    if not _is_endpoint(endpoint):
+        raise StartupError(
+            f"--reports-endpoint {endpoint} is no address to listen on: write it as tcp://127.0.0.1:5560"
+        )
+    if config.front_secret_file is None:
+        raise StartupError("--reports-endpoint needs --front-secret-file: reports are for fronts that share the secret")
 
 
 def _is_endpoint(endpoint: str) -> bool:

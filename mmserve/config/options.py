@@ -24,9 +24,9 @@ from msgspec import inspect
 from mmserve.config import media_limits
 from mmserve.config.api_keys import load_api_keys
 from mmserve.config.config import ENV_PREFIX, Config
-from mmserve.config.event_options import check_kv_events
-from mmserve.config.node_options import check_nodes
+from mmserve.config.event_options import check_kv_events, check_reports
 from mmserve.config.front_secret import load_front_secret
+from mmserve.config.node_options import check_nodes
 from mmserve.runtime.errors import StartupError
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
@@ -181,6 +181,7 @@ def check(config: Config) -> None:
         load_api_keys(config)
         check_kv_events(config)
         check_nodes(config)
+        check_reports(config)
         if config.front_secret_file is not None:
             load_front_secret(config.front_secret_file)
     except StartupError as error:

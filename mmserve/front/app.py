@@ -25,6 +25,7 @@ from mmserve.runtime.errors import MmserveError, Unavailable
 from mmserve.scale.policy import Want
 
 _GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/embeddings"})
+_NAMED = _GENERATING | {"/v1/responses"}
 _MESSAGES = "/v1/messages"
 _FULL_RETRY_AFTER_S = 1.0
 
@@ -71,7 +72,7 @@ class _Front:
                 scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b""),
                 forwarded_headers(scope["headers"], {b"x-request-id": scope["state"]["request_id"].encode()}),
                 memoryview(body),
-                self._namer.want(body) if generates else Want(),
+                self._namer.want(body) if method == "POST" and path in _NAMED else Want(),
                 generates,
                 partial(_event, path),
                 scope["state"]["request_id"],

@@ -15,7 +15,7 @@ from starlette.types import Send
 
 from mmserve.front.metrics import FrontMetrics
 from mmserve.front.progress import Progress
-from mmserve.front.replicas import Replicas
+from mmserve.front.replicas import Placement
 from mmserve.front.upstream import Headers, ReplicaLost, Upstream, UpstreamAnswer
 from mmserve.messages.relay import RELAY_HEADER, Relay, sealed
 from mmserve.runtime.errors import MmserveError, Unavailable
@@ -61,7 +61,7 @@ class ForwardedRequest:
 class Attempts:
     """``secret``: shared with the replicas."""
 
-    replicas: Replicas
+    replicas: Placement
     metrics: FrontMetrics
     secret: bytes
 
@@ -83,15 +83,15 @@ class _Attempt:
     async def run(self) -> None:
         replicas, lost = self._shared.replicas, 0
         while lost < _MAX_LOST:
-            replica, upstream = replicas.choose(self._request.want, self._failed)
-            if replica in self._failed:  # there is no other
-                if self._refusal is not None:
-                    break
-                await asyncio.sleep(_AGAIN_S)
             before = len(self._progress.sampled)
             try:
-                if await self._try(upstream):
-                    return replicas.answered(replica)
+                async with replicas.reserved(self._request.want, self._failed) as (replica, upstream):
+                    if replica in self._failed:  # there is no other
+                        if self._refusal is not None:
+                            break
+                        await asyncio.sleep(_AGAIN_S)
+                    if await self._try(upstream):
+                        return replicas.answered(replica)
             except ReplicaLost as error:
                 replicas.failed(replica)
                 if error.sent and self._request.may_act:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import NamedTuple, Protocol
 
 from mmserve.front.metrics import FrontMetrics
 from mmserve.front.upstream import Upstream
@@ -14,8 +16,39 @@ from mmserve.scale.policy import Want
 _RETRY_AFTER_S = 1.0
 
 
+class Replica(NamedTuple):
+    """``id``: its place among others, the same after its restart. ``reports``: where it reports, if it does."""
+
+    id: str
+    url: str
+    reports: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Replica:
+        """From ``URL`` or ``URL,tcp://HOST:PORT``. Raises ValueError."""
+        url, _, reports = text.partition(",")
+        Upstream(url)
+        if reports and not reports.startswith("tcp://"):
+            raise ValueError(f"{reports} is no address of reports: write it as tcp://HOST:PORT")
+        return cls(url.rstrip("/"), url.rstrip("/"), reports)
+
+
+class Placement(Protocol):
+    """Where requests go."""
+
+    def reserved(self, want: Want, failed: Collection[str]) -> AbstractAsyncContextManager[tuple[str, Upstream]]:
+        """The replica for a request that those in ``failed`` have not answered. Within the context the request counts
+        as being there. Raises Unavailable if there is no replica."""
+
+    def failed(self, replica: str) -> None:
+        """It has lost a request."""
+
+    def answered(self, replica: str) -> None:
+        """It has answered a request."""
+
+
 class Replicas:
-    """``cluster`` decides; its ids stay the same over a replica's restart, which may change its address."""
+    """A Placement by the front's own decisions, which ``cluster`` makes. Ids stay the same over a replica's restart."""
 
     def __init__(self, metrics: FrontMetrics) -> None:
         self.cluster = Cluster()
@@ -32,13 +65,14 @@ class Replicas:
         self.cluster.set_replicas(urls)
         self._metrics.add("replicas", len(urls))
 
-    def choose(self, want: Want, failed: Collection[str]) -> tuple[str, Upstream]:
-        """The replica for a request that those in ``failed`` have not answered. Raises Unavailable if there is none."""
+    @asynccontextmanager
+    async def reserved(self, want: Want, failed: Collection[str]) -> AsyncIterator[tuple[str, Upstream]]:
+        """See Placement."""
         choice = self.cluster.choose(want, time.monotonic(), failed)
         if choice is None:
             raise Unavailable("there is no replica now", retry_after_s=_RETRY_AFTER_S)
         self._metrics.add("decisions", 1, choice.reason)
-        return choice.replica, self._upstreams[choice.replica]
+        yield choice.replica, self._upstreams[choice.replica]
 
     def failed(self, replica: str) -> None:
         """It has lost a request."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 
 import uvloop
@@ -14,13 +14,14 @@ import uvloop
 from mmserve.front.app import make_app
 from mmserve.front.attempts import Attempts
 from mmserve.front.metrics import FrontMetrics
-from mmserve.front.replicas import Replicas
+from mmserve.front.replicas import Replica, Replicas
+from mmserve.front.reports import ReportListener
 from mmserve.front.wants import Namer
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
 from mmserve.httpserver.http.uvicorn_server import UvicornServer
 from mmserve.runtime.byte_budget import MIB, ByteBudget
-from mmserve.runtime.errors import StartupError, Unavailable
+from mmserve.runtime.errors import Unavailable
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,29 @@ class FrontOptions:
 
 
 class Front:
-    """``replicas``: to be set before requests come, and again whenever they change."""
+    """``set_replicas`` is to be called before requests come, and again whenever they change."""
 
     def __init__(self, options: FrontOptions) -> None:
         self._options = options
         self.metrics = FrontMetrics()
         self.replicas = Replicas(self.metrics)
+        self._listener: ReportListener | None = None
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Within the context, replicas that report are listened to."""
+        self._listener = ReportListener(self.replicas.cluster, self._options.secret)
+        try:
+            yield
+        finally:
+            await self._listener.aclose()
+            self._listener = None
+
+    def set_replicas(self, replicas: Sequence[Replica]) -> None:
+        """All that there are now."""
+        self.replicas.set({each.id: each.url for each in replicas})
+        if self._listener is not None:
+            self._listener.set({each.id: each.reports for each in replicas if each.reports})
 
     def server(self, on_started: Callable[[], None]) -> UvicornServer:
         """Serves on the sockets that its ``serve`` gets."""
@@ -60,18 +78,30 @@ class Front:
         return UvicornServer(app, on_started, OpenConnections(limits, self.metrics, error_body(refusal)))
 
 
-def run(options: FrontOptions, urls: tuple[str, ...], listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve on ``listener`` until SIGTERM or SIGINT. Raises StartupError for an address that is none."""
+def run(
+    options: FrontOptions, replicas: Sequence[Replica], listener: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    """Serve on ``listener`` until SIGTERM or SIGINT."""
     front = Front(options)
-    try:
-        front.replicas.set({url.rstrip("/"): url for url in urls})
-    except ValueError as error:
-        raise StartupError(f"--replica {error}") from None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, closing(front.replicas):
-        runner.run(_serve(front, options, listener, on_ready))
+        runner.run(_serve(front, options, replicas, listener, on_ready))
 
 
-async def _serve(front: Front, options: FrontOptions, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+async def _serve(
+    front: Front,
+    options: FrontOptions,
+    replicas: Sequence[Replica],
+    listener: socket.socket,
+    on_ready: Callable[[], None],
+) -> None:
+    async with front.listening():
+        front.set_replicas(replicas)
+        await _serve_until_signal(front, options, listener, on_ready)
+
+
+async def _serve_until_signal(
+    front: Front, options: FrontOptions, listener: socket.socket, on_ready: Callable[[], None]
+) -> None:
     server = front.server(on_ready)
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, server.stop, options.shutdown_timeout_s)

@@ -37,6 +37,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """CLOCK_MONOTONIC when the HTTP request arrived."""
     attempt: int = 0
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
+    pictures: tuple[int, ...] = ()
+    """A front's names of the request's pictures, and of the beginnings of its text (``scale/reports``)."""
+    blocks: tuple[int, ...] = ()
     num_deaths: int = 0
     """How often the engine has died while computing it, since its last token. From SUSPECT_FROM on, it may be why."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from contextlib import ExitStack, closing, suppress
 
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
+from mmserve.config.front_secret import load_front_secret
 from mmserve.config.process import Process, Stop
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver
@@ -23,6 +25,9 @@ from mmserve.router.kv_events.feed import EventFeed
 from mmserve.router.kv_events.publisher import Publisher
 from mmserve.router.kv_events.recorder import BlockRecorder
 from mmserve.router.output import OutputSender
+from mmserve.router.reports.feed import ReportFeed
+from mmserve.router.reports.publisher import ReportPublisher
+from mmserve.router.reports.reporter import Reporter
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from mmserve.router.stats import report_state
 
@@ -51,7 +56,11 @@ def run(process: Process) -> None:
         process.ready({"kv_blocks": ready.num_blocks, "kv_tokens": ready.num_blocks * ready.block_tokens})
         depth = 2 if config.overlap_scheduling else 1
         inbox, faults = Inbox(receiver), process.fault_point()
-        serve(inbox, scheduler, engine, encoders, output, metrics, heartbeat, faults, depth, feed)
+        kv_tokens = ready.num_blocks * ready.block_tokens
+        reports = None
+        if config.reports_endpoint is not None:
+            reports = _reports(deployment, stack.enter_context(_report_publisher(config)), kv_tokens)
+        serve(inbox, scheduler, engine, encoders, output, metrics, heartbeat, faults, depth, feed, reports)
 
 
 def serve(
@@ -65,6 +74,7 @@ def serve(
     faults: FaultPoint,
     depth: int,
     feed: EventFeed | None = None,
+    reports: ReportFeed | None = None,
 ) -> None:
     """The router's loop, with at most ``depth`` plans in flight. Idle, it sleeps and wakes for heartbeats only.
 
@@ -80,6 +90,8 @@ def serve(
         output.drop_dead(messages)
         for message in messages:
             scheduler.receive(message)
+        if reports is not None:
+            reports.received(messages)
         faults.pass_through()
         started_s = time.perf_counter()
         while engine.num_in_flight < depth and (plan := scheduler.schedule()):
@@ -91,15 +103,22 @@ def serve(
         planned_s = time.perf_counter()
         if engine.num_in_flight:
             while encoders.has_any and not inbox.is_held and not engine.wait(inbox.receiver):
-                for message in inbox.take_early():
+                early = inbox.take_early()
+                for message in early:
                     scheduler.receive(message)
+                if reports is not None:
+                    reports.received(early)
                 encoders.send_all(scheduler.take_encoder_messages())
             plan, result = engine.receive()
             scheduler.apply(plan, result)
             if feed is not None:
                 feed.computed()
             _report_step(metrics, plan, planned_s - started_s, time.perf_counter() - started_s)
-        output.send_all(scheduler.take_replies())
+        replies = scheduler.take_replies()
+        output.send_all(replies)
+        if reports is not None:
+            reports.replied(replies)
+            reports.publish_due(scheduler.num_waiting, scheduler.num_running)
         encoders.send_all(scheduler.take_encoder_messages())
         report_state(scheduler, metrics)
         heartbeat.beat(busy=not scheduler.idle)
@@ -128,6 +147,18 @@ def _feed(process: Process, publisher: Publisher, block_tokens: int) -> EventFee
     recorder = BlockRecorder(block_tokens, process.deployment.model.image_token_id or 0)
     form = process.deployment.config.kv_events_format
     return EventFeed(publisher, recorder, form, process.incarnation)
+
+
+def _report_publisher(config: Config) -> ReportPublisher:
+    assert config.reports_endpoint is not None
+    assert config.front_secret_file is not None, "checked with the other options"
+    return ReportPublisher(config.reports_endpoint, load_front_secret(config.front_secret_file))
+
+
+def _reports(deployment: Deployment, publisher: ReportPublisher, kv_tokens: int) -> ReportFeed:
+    """Tells that nothing is held, as after every start."""
+    epoch = secrets.randbits(62)
+    return ReportFeed(publisher, Reporter(deployment.config.max_num_seqs, deployment.arena_nbytes, kv_tokens, epoch))
 
 
 def _scheduler(

@@ -72,17 +72,25 @@ class Cluster:
     def choose(self, want: Want, now_s: float, exclude: Collection[str] = ()) -> Choice | None:
         """The best replica, which counts as sent there. ``exclude``: those that have failed this request already; they
         are asked again only if there is no other. None without replicas."""
-        avoid = {*exclude, *self._suspects.avoided(now_s)}
-        mean = self._in_flight / len(self._replicas) if self._replicas else None
-        ranked = self._policy.ranked(want, avoid, mean)
+        ranked = self.ranked(want, now_s, exclude)
         if not ranked:
             return None
-        best = ranked[0]
-        self._loads[best.replica].send(best.work_s, now_s)
-        self._in_flight += 1
-        self._suspects.probe(best.replica, now_s)
-        self.decisions[best.reason] += 1
-        return best
+        self.sent(ranked[0], now_s)
+        return ranked[0]
+
+    def ranked(self, want: Want, now_s: float, exclude: Collection[str] = ()) -> list[Choice]:
+        """A few replicas, best first."""
+        avoid = {*exclude, *self._suspects.avoided(now_s)}
+        mean = self._in_flight / len(self._replicas) if self._replicas else None
+        return self._policy.ranked(want, avoid, mean)
+
+    def sent(self, choice: Choice, now_s: float) -> None:
+        """The request was sent there. Nothing happens if the replica has left meanwhile."""
+        if (load := self._loads.get(choice.replica)) is not None:
+            load.send(choice.work_s, now_s)
+            self._in_flight += 1
+            self._suspects.probe(choice.replica, now_s)
+            self.decisions[choice.reason] += 1
 
     def failed(self, replica: str, now_s: float) -> None:
         """A request sent there got no answer, or a broken one."""

@@ -11,7 +11,7 @@ from mmserve.scale import reports
 class _Held:
     """Of one replica. ``number``: of the last report that was applied; None: a snapshot is needed."""
 
-    epoch: int = -1
+    epoch: int | None = None
     number: int | None = None
     names: set[int] = field(default_factory=set)
 
@@ -38,11 +38,9 @@ class HoldingsTable:
 
     def apply(self, replica: str, report: reports.Holdings) -> bool:
         """False if reports were missed: the caller asks for a snapshot. Until it comes, what is known stays in use,
-        but what a replica held before it started again is forgotten at once. Old reports change nothing."""
+        but what a replica held before it started again is forgotten at once. A repeated report changes nothing."""
         held = self._held.setdefault(replica, _Held())
-        if report.epoch < held.epoch:
-            return True
-        if report.epoch > held.epoch:
+        if report.epoch != held.epoch:
             self._replace(replica, held, set())
             held.epoch, held.number = report.epoch, None
         if report.snapshot:

@@ -1,7 +1,7 @@
 """What a replica tells a front: what it holds, and how loaded it is. Structs only.
 
-Names are the first 64 bits of a picture's content key, or a block's name in the KV events (``router/kv_events``). All
-replicas give equal contents equal names if they share ``--mm-hash-seed``.
+Names are 64 bits that a front gives to pictures and to the beginnings of texts (``front/wants``). A replica learns them
+with the requests, so it reports only what fronts have sent.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["pictures", "blocks"]
-NAME_NBYTES = 8
 
 
 class Holdings(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names that came and went since report ``number`` - 1 of the same kind and ``epoch``.
 
-    ``snapshot``: ``added`` is all that is held. ``epoch`` grows when the replica starts again and holds nothing.
+    ``snapshot``: ``added`` is all that is held. ``epoch`` is another one when the replica has started again and holds
+    nothing.
     """
 
     kind: Kind
@@ -49,6 +49,22 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a picture more costs the others: pictures that are evicted for it and must be encoded again."""
 
 
-def name_of(key: bytes) -> int:
-    """The name of a content key."""
-    return int.from_bytes(key[:NAME_NBYTES], "big")
+class Report(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One message of a replica."""
+
+    load: Load
+    holdings: tuple[Holdings, ...] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Report)
+
+
+def encoded(report: Report) -> bytes:
+    """As it is sent."""
+    return _encoder.encode(report)
+
+
+def decoded(data: bytes) -> Report:
+    """Raises msgspec.DecodeError for anything else."""
+    return _decoder.decode(data)

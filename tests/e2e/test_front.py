@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import openai
@@ -21,6 +21,7 @@ from tests.e2e.stack import Stack, running
 from tests.e2e.test_lifecycle import PROMPT
 from tests.fakes.cache import until
 from tests.fakes.media import png
+from tests.fakes.ports import free_port
 
 _READY = re.compile(r"ready: (http://[^\s,]+)")
 _LONG = {"max_tokens": 300, "extra_body": {"ignore_eos": True}}
@@ -28,8 +29,9 @@ Ask = Callable[[openai.AsyncOpenAI, Callable[[], None]], Awaitable[str]]
 
 
 @contextlib.contextmanager
-def _front(secret: Path, *replicas: Stack) -> Iterator[Stack]:
-    options = [each for replica in replicas for each in ("--replica", replica.url)]
+def _front(secret: Path, replicas: Sequence[Stack], reports: Sequence[str]) -> Iterator[Stack]:
+    addresses = [f"{replica.url},{endpoint}" for replica, endpoint in zip(replicas, reports, strict=True)]
+    options = [each for address in addresses for each in ("--replica", address)]
     command = [sys.executable, "-m", "mmserve", "front", "--port", "0", "--front-secret-file", str(secret), *options]
     with server_process(command, _READY, on_line=lambda line: None, start_timeout_s=60, stop_timeout_s=30) as server:
         yield Stack(server.url, server.pid)
@@ -99,18 +101,30 @@ def _kill(replica: Stack) -> None:
 def test_streams_go_on_with_equal_text_when_a_replica_is_killed(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("ab" * 32)
-    options = ("--front-secret-file", str(secret), "--mm-hash-seed", "5")
+    reports = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    options = [
+        ("--front-secret-file", str(secret), "--mm-hash-seed", "5", "--reports-endpoint", each) for each in reports
+    ]
 
     async def scenario(front: Stack, victim: Stack) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
         asked = _requests()
         expected = await _all(front, asked)
+        picture = {"picture": asked["picture"]}
+        for _ in range(40):  # until the front has heard where the picture is
+            assert await _all(front, picture) == {"picture": expected["picture"]}
+            if _value(_page(front), 'decisions_total{reason="held"}'):
+                break
         begun = asyncio.Event()
         live = asyncio.create_task(_all(front, asked, begun))
         await begun.wait()
         _kill(victim)
         return expected, await live, await _all(front, asked)
 
-    with running(*options) as victim, running(*options) as other, _front(secret, victim, other) as front:
+    with (
+        running(*options[0]) as victim,
+        running(*options[1]) as other,
+        _front(secret, (victim, other), reports) as front,
+    ):
         expected, survived, after = asyncio.run(scenario(front, victim))
         assert survived == expected
         assert after == expected
@@ -118,6 +132,7 @@ def test_streams_go_on_with_equal_text_when_a_replica_is_killed(tmp_path: Path) 
         page = _page(front)
         assert _value(page, "resumed_total") >= 1
         assert _value(page, 'http_requests_total{route="other",status="200"}') >= 15
+        assert _value(page, 'decisions_total{reason="held"}') >= 1
 
 
 def _page(front: Stack) -> str:

@@ -32,6 +32,7 @@ def _of_prompt(
     """The sequences of one prompt's choices. ``first``: index of the first of them."""
     sampling = _with_token_limits(call, len(prompt.ids), max_model_len)
     prompt_ids = prompt.ids.tobytes()
+    relay = None if call.relayed is None else call.relayed.relay
     return [
         GenerateRequest(
             id=choice_id(call.request_id, first + index),
@@ -47,6 +48,8 @@ def _of_prompt(
             pooling=call.pooling,
             priority=call.priority,
             arrival_s=call.arrival_s,
+            pictures=relay.pictures if relay is not None and not first + index else (),
+            blocks=relay.blocks if relay is not None and not first + index else (),
         )
         for index in range(call.n)
     ]

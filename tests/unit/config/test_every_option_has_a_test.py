@@ -96,6 +96,7 @@ SHOWN_BY = {
     "mm_hash_seed": f"{PLAN}::test_servers_share_a_hash_seed_that_was_given",
     "front_secret_file": "integration/httpserver/test_relayed.py"
     "::test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_means_nothing",
+    "reports_endpoint": "e2e/test_front.py::test_streams_go_on_with_equal_text_when_a_replica_is_killed",
     "kv_events_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
     "kv_events_replay_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
     "kv_events_topic": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",

@@ -48,8 +48,8 @@ def test_what_a_replica_held_before_its_restart_is_forgotten_at_the_first_report
     table.apply("a", _report(0, (1, 2), snapshot=True))
     assert not table.apply("a", Holdings("pictures", 1, 7, (5,)))
     assert table.names("a") == set()
-    assert table.apply("a", _report(1, (3,)))  # of the process before
-    assert table.names("a") == set()
+    assert table.apply("a", Holdings("pictures", 1, 8, (5,), snapshot=True))
+    assert table.names("a") == {5}
 
 
 def test_a_replica_that_leaves_holds_nothing() -> None:

@@ -1,0 +1,52 @@
+"""Names of what a cache of known size holds, oldest first out. Pure.
+
+The caches themselves know no names of fronts: the arena evicts by a policy of its own, the prefix cache by blocks. So a
+name may stay here a little longer than what it names, or go earlier. A wrong one costs a request the work that it would
+have had elsewhere, and is right again after it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from mmserve.scale.reports import Holdings, Kind
+
+
+class HeldNames:
+    """``capacity``: of the cache, in any unit; ``epoch``: of its reports."""
+
+    def __init__(self, kind: Kind, capacity: float, epoch: int) -> None:
+        self._kind = kind
+        self._capacity = capacity
+        self._epoch = epoch
+        self._number = 0
+        self._size = 0.0
+        self._sizes: OrderedDict[int | str, float] = OrderedDict()
+        """By name. What no front has named has a text in place of a name."""
+        self._told: set[int] = set()
+
+    def use(self, names: Iterable[int | str], size: float) -> None:
+        """These are held now, each of this size. A text stands for something that takes room and is not reported."""
+        for name in names:
+            self._size += size - self._sizes.pop(name, 0.0)
+            self._sizes[name] = size
+        while self._size > self._capacity and self._sizes:
+            _, dropped = self._sizes.popitem(last=False)
+            self._size -= dropped
+
+    def missing(self, names: Iterable[int]) -> int:
+        """How many of these are not held."""
+        return sum(name not in self._sizes for name in names)
+
+    def changes(self, *, snapshot: bool) -> Holdings | None:
+        """What has changed since the last call; None if nothing has. ``snapshot``: all that is held."""
+        held = {name for name in self._sizes if isinstance(name, int)}
+        added, removed = held - self._told, self._told - held
+        if not (added or removed or snapshot):
+            return None
+        self._told = held
+        self._number += 1
+        if snapshot:
+            return Holdings(self._kind, self._epoch, self._number, tuple(held), (), snapshot=True)
+        return Holdings(self._kind, self._epoch, self._number, tuple(added), tuple(removed))

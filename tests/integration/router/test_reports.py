@@ -1,0 +1,71 @@
+"""Reports on real sockets: a front with the secret hears a replica, one without does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import zmq
+import zmq.asyncio
+
+from mmserve.front.reports import ReportListener
+from mmserve.ipc.front_keys import FrontKeys
+from mmserve.router.reports.publisher import ReportPublisher
+from mmserve.scale.cluster import Cluster
+from mmserve.scale.reports import Holdings, Load, Report, encoded
+from tests.fakes.http_worker import run
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+ANY_PORT = "tcp://127.0.0.1:*"
+_HELD = Report(Load(in_flight=3), (Holdings("pictures", 1, 0, (2**64 - 1,), snapshot=True),))
+
+
+async def _until_heard(publisher: ReportPublisher, cluster: Cluster) -> None:
+    async with asyncio.timeout(20):
+        while not len(cluster.tables["pictures"]):
+            publisher.publish(encoded(_HELD))
+            await asyncio.sleep(0.02)
+
+
+def test_a_front_with_the_secret_learns_what_is_held_and_a_stranger_nothing() -> None:
+    async def test() -> None:
+        with ReportPublisher(ANY_PORT, SECRET) as publisher:
+            known, stranger = Cluster(), Cluster()
+            listeners = ReportListener(known, SECRET), ReportListener(stranger, b"another secret, of another cluster")
+            for cluster, listener in zip((known, stranger), listeners, strict=True):
+                cluster.set_replicas(["a"])
+                listener.set({"a": publisher.endpoint})
+            await _until_heard(publisher, known)
+            assert known.tables["pictures"].holders(2**64 - 1) == ["a"]
+            publisher.publish(b"no report")
+            publisher.publish(encoded(Report(Load(), (Holdings("pictures", 1, 1, (), (2**64 - 1,)),))))
+            async with asyncio.timeout(20):
+                while len(known.tables["pictures"]):  # noqa: ASYNC110 - plain state of objects under test
+                    await asyncio.sleep(0.01)
+            assert stranger.reported_at_s("a") == float("-inf")
+            for listener in listeners:
+                await listener.aclose()
+
+    run(test)
+
+
+def test_who_knows_the_replicas_key_but_has_another_of_its_own_is_refused() -> None:
+    """libzmq alone would let any client in."""
+
+    async def test() -> None:
+        context = zmq.asyncio.Context()
+        with ReportPublisher(ANY_PORT, SECRET) as publisher:
+            socket = context.socket(zmq.SUB)
+            FrontKeys(SECRET).connect_side(socket)
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+            socket.subscribe(b"")
+            events = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            socket.connect(publisher.endpoint)
+            async with asyncio.timeout(20):
+                frames = await events.recv_multipart()
+            assert int.from_bytes(frames[0][:2], "little") == zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            socket.disable_monitor()
+            events.close()
+            socket.close(linger=0)
+            context.term()
+
+    run(test)
