@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from mmserve.messages.reply import TokenReply
+from mmserve.messages.reply import SequenceStages, TokenReply
 from mmserve.messages.request import EngineInbound
 from mmserve.router.reports.publisher import ReportPublisher
 from mmserve.router.reports.reporter import Reporter
@@ -30,7 +30,7 @@ class ReportFeed:
         """See Reporter."""
         self._reporter.received(messages)
 
-    def replied(self, replies: Iterable[tuple[int, TokenReply]]) -> None:
+    def replied(self, replies: Iterable[tuple[int, TokenReply | SequenceStages]]) -> None:
         """See Reporter."""
         self._reporter.replied(replies)
 

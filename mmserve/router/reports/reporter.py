@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mmserve.messages.reply import TokenReply
+from mmserve.messages.reply import SequenceStages, TokenReply
 from mmserve.messages.request import EngineInbound, GenerateRequest
 from mmserve.router.reports.held_names import HeldNames
 from mmserve.scale.reports import Load, Report
@@ -44,9 +44,11 @@ class Reporter:
                 self._live[message.id] = message
                 self._unanswered[message.id] = self._pictures.missing(message.pictures)
 
-    def replied(self, replies: Iterable[tuple[int, TokenReply]]) -> None:
+    def replied(self, replies: Iterable[tuple[int, TokenReply | SequenceStages]]) -> None:
         """The router sends these. With the first token of a request its prompt is held, and its pictures are."""
         for _, reply in replies:
+            if not isinstance(reply, TokenReply):
+                continue
             if (request := self._live.get(reply.id)) is None or request.attempt != reply.attempt:
                 continue
             if reply.token_ids and self._unanswered.pop(reply.id, None) is not None:
