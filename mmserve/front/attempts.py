@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 from starlette.types import Send
 
 from mmserve.front.metrics import FrontMetrics
@@ -81,6 +82,14 @@ class _Attempt:
         self._started = False
 
     async def run(self) -> None:
+        try:
+            await self._run()
+        except Unavailable as error:
+            if not (self._started and self._request.generates):
+                raise
+            await self._end_stream(error)
+
+    async def _run(self) -> None:
         replicas, lost = self._shared.replicas, 0
         while lost < _MAX_LOST:
             before = len(self._progress.sampled)
@@ -146,7 +155,11 @@ class _Attempt:
         """Send whole events as they come."""
         await self._start(answer.status, answer.headers)
         async for part in answer.parts():
-            if shown := self._progress.take(part):
+            try:
+                shown = self._progress.take(part)
+            except (ValueError, msgspec.DecodeError):
+                raise ReplicaLost("its stream was damaged", sent=True) from None
+            if shown:
                 await self._send({"type": "http.response.body", "body": shown, "more_body": True})
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -172,8 +185,6 @@ class _Attempt:
 
     async def _give_up(self) -> None:
         error = Unavailable("no replica could answer this request", retry_after_s=_LOST_RETRY_AFTER_S)
-        if self._started and self._request.generates:
-            return await self._end_stream(error)
         if self._started or self._refusal is None:
             raise error
         status, headers, content = self._refusal

@@ -21,12 +21,11 @@ class Progress:
         self._splitter = EventSplitter()
 
     def take(self, data: bytes) -> bytes:
-        """What the client gets of these bytes from a replica: whole events. Raises ValueError for a damaged comment."""
-        shown = []
-        for event in self._splitter.feed(data):
-            if (sampled := commented(event)) is not None:
-                self.sampled.append(sampled)
-                continue
-            self.num_events += not event.startswith(PING)
-            shown.append(event)
+        """What the client gets of these bytes from a replica: whole events. A damaged comment raises ValueError or
+        msgspec.DecodeError; then nothing of these bytes counts."""
+        events = self._splitter.feed(data)
+        comments = [commented(event) for event in events]
+        shown = [event for event, comment in zip(events, comments, strict=True) if comment is None]
+        self.sampled += [comment for comment in comments if comment is not None]
+        self.num_events += sum(not event.startswith(PING) for event in shown)
         return b"".join(shown)

@@ -25,6 +25,8 @@ _SHORT_URL = re.compile(rb'"url"\s*:\s*"((?:https?|data|file):[^"\\]*)"')
 _SALT = re.compile(rb'"cache_salt"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _START = re.compile(rb'"(?:messages|system|tools|prompt|input|instructions)"\s*:')
 _MAX_PICTURES = 256
+_LOOKED_THROUGH_NBYTES = 1 << 20
+"""Of a body without its long pictures. More would hold up the event loop."""
 
 
 class Namer:
@@ -36,12 +38,14 @@ class Namer:
     def want(self, body: bytes | bytearray) -> Want:
         """Of a request with this body. What cannot be found in it, as in no JSON, is not named."""
         rest, urls = split_media(body)
+        num_tokens = len(rest) // _NBYTES_A_TOKEN
+        rest = bytes(rest[:_LOOKED_THROUGH_NBYTES])
         salt = found[1] if (found := _SALT.search(rest)) else b""
         names = self._of_urls(urls, salt)
         text = _without_marks(rest, names)
         short = [self._name(salt, each[1]) for each in _SHORT_URL.finditer(text)]
         pictures = tuple(dict.fromkeys([*names.values(), *short]))[:_MAX_PICTURES]
-        return Want(pictures, self._blocks(text, salt), len(text) // _NBYTES_A_TOKEN, _BLOCK_NBYTES // _NBYTES_A_TOKEN)
+        return Want(pictures, self._blocks(text, salt), num_tokens, _BLOCK_NBYTES // _NBYTES_A_TOKEN)
 
     def _of_urls(self, urls: Mapping[str, SplitUrl], salt: bytes) -> dict[str, int]:
         return {mark: self._name(salt, url.data) for mark, url in urls.items()}
@@ -62,8 +66,7 @@ class Namer:
         return tuple(blocks)
 
 
-def _without_marks(rest: bytes | bytearray, names: Mapping[str, int]) -> bytes:
-    text = bytes(rest)
+def _without_marks(text: bytes, names: Mapping[str, int]) -> bytes:
     for mark, name in names.items():
         text = text.replace(mark.encode(), b"%016x" % name, 1)
     return text

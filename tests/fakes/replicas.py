@@ -31,6 +31,8 @@ class FakeReplica:
 
     dies_after: int | None = None
     breaks_event: bool = False
+    damages: bool = False
+    """In place of dying: a comment that is none, which says what would not be believed."""
     status: int = 200
     holds: bool = False
     relays: list[Relay] = field(default_factory=list)
@@ -75,7 +77,9 @@ class FakeReplica:
         for index, letter in enumerate(TEXT):
             data = b"" if index < num_sampled else comment(Sampled(0, (ord(letter),)))
             data += b"" if index < num_events else b"data: " + letter.encode() + b"\n\n"
-            if self.dies_after == index:
+            if self.dies_after == index and self.damages:
+                data = b": mmserve !!!!\n\n" + data
+            elif self.dies_after == index:
                 if self.breaks_event:
                     await send({"type": "http.response.body", "body": data[:-1], "more_body": True})
                 raise Died

@@ -22,11 +22,11 @@ async def _post(url: str, body: dict[str, Any], path: str = CHAT, **headers: str
         return answer.status, await answer.text(), {name.lower(): value for name, value in answer.headers.items()}
 
 
-@pytest.mark.parametrize("breaks_event", [False, True])
-def test_a_stream_goes_on_at_another_replica_after_any_event(breaks_event: bool) -> None:
+@pytest.mark.parametrize("how", ["", "breaks_event", "damages"])
+def test_a_stream_goes_on_at_another_replica_after_any_event(how: str) -> None:
     async def test() -> None:
         for dies_after in (0, 1, len(TEXT) - 1):
-            dying, other = FakeReplica(dies_after=dies_after, breaks_event=breaks_event), FakeReplica()
+            dying, other = FakeReplica(dies_after=dies_after, **{how: True} if how else {}), FakeReplica()
             async with front_of(dying, other) as (url, front):
                 for _ in range(8):  # until one was sent to the one that dies
                     status, text, _ = await _post(url, {"stream": True})
@@ -37,7 +37,7 @@ def test_a_stream_goes_on_at_another_replica_after_any_event(breaks_event: bool)
                 first, last = dying.relays[0], other.relays[-1]
                 assert (last.request_id, last.created_s) == (first.request_id, first.created_s)
                 assert last.num_events == dies_after
-                assert len(other.sampled[-1]) == dies_after + breaks_event
+                assert len(other.sampled[-1]) == dies_after + (how == "breaks_event")
                 assert front.metrics.value("resumed") == 1
 
     run(test)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,3 +37,10 @@ def test_another_replica_begins_with_a_whole_event() -> None:
     progress.restart()
     assert progress.take(b"data: 2\n\n") == b"data: 2\n\n"
     assert progress.num_events == 2
+
+
+def test_of_bytes_with_a_damaged_comment_nothing_counts() -> None:
+    progress = Progress()
+    with pytest.raises(ValueError, match=r"base64|padding|character"):
+        progress.take(_STREAM + b": mmserve !!!!\n\n")
+    assert (progress.num_events, progress.sampled) == (0, [])
