@@ -51,6 +51,21 @@ def _set_options(*options: tuple[int, int]) -> None:
             mallopt(option, value)
 
 
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Within the block nothing is garbage-collected, and later collections pass over the objects that exist at its end.
+
+    For imports: almost all they make stays, and collections took an eighth of the time in which a process with torch
+    imports. It leaves 0.4 MiB of garbage.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def freeze_gc() -> None:
     """Exclude all objects that exist now from later garbage collections, and collect less often. For the end of a
     process's start.

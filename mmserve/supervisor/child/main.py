@@ -28,7 +28,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.logs import log
 from mmserve.runtime.logs.exceptions import message_of
-from mmserve.runtime.memory.allocator import freeze_gc, keep_freed_memory
+from mmserve.runtime.memory.allocator import freeze_gc, importing, keep_freed_memory
 from mmserve.supervisor.child.protocol import Accepting, ChildSpec, Failed, Progress, Ready, Report, encode_report
 
 _PROGRESS_INTERVAL_S = 0.05
@@ -104,7 +104,8 @@ def _run_role(spec: ChildSpec, reporter: _Reporter) -> int:
 
 def _resolve(target: str) -> Callable[[Process], None]:
     module, _, function = target.partition(":")
-    return cast(Callable[[Process], None], getattr(importlib.import_module(module), function))
+    with importing():
+        return cast(Callable[[Process], None], getattr(importlib.import_module(module), function))
 
 
 def _process(spec: ChildSpec, reporter: _Reporter) -> Process:

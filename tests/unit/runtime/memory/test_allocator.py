@@ -4,7 +4,7 @@ import gc
 import subprocess
 import sys
 
-from mmserve.runtime.memory.allocator import freeze_gc
+from mmserve.runtime.memory.allocator import freeze_gc, importing
 
 
 def test_freeze_gc_excludes_existing_objects_from_later_collections() -> None:
@@ -13,6 +13,17 @@ def test_freeze_gc_excludes_existing_objects_from_later_collections() -> None:
         freeze_gc()
         assert all(one is not kept for one in gc.get_objects())
         assert gc.get_freeze_count() > len(kept)
+    finally:
+        gc.unfreeze()
+
+
+def test_nothing_is_collected_during_imports_and_what_they_make_is_passed_over_later() -> None:
+    try:
+        with importing():
+            assert not gc.isenabled()
+            kept = [[number] for number in range(100)]
+        assert gc.isenabled()
+        assert all(one is not kept for one in gc.get_objects())
     finally:
         gc.unfreeze()
 
