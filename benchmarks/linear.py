@@ -21,7 +21,7 @@ import torch
 from benchmarks.load.report import Row, table, write_json
 from benchmarks.machine_rates import least_s, read_rate, square_rate
 from mmserve.model_backend.platforms.cpu.library import build, levels
-from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack_short
+from mmserve.model_backend.platforms.cpu.linear.packed_weights import format_of, pack_short
 from mmserve.model_backend.platforms.cpu.threads import set_threads
 
 LAYERS = 30

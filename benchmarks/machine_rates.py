@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from mmserve.model_backend.platforms.cpu import weight_memory
 from mmserve.model_backend.platforms.cpu.library import build, levels
+from mmserve.model_backend.platforms.cpu.linear import weight_memory
 from mmserve.model_backend.platforms.cpu.threads import set_threads
 
 SQUARE = 2048

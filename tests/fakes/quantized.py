@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from mmserve.model_backend.platforms.cpu import quantization
+from mmserve.model_backend.platforms.cpu.linear import quantization
 
 
 def dequantized(weight: torch.Tensor, form: str) -> torch.Tensor:

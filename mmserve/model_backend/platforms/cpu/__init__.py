@@ -1,1 +1,1 @@
-"""CPUs: C++ kernels (``csrc``), oneDNN's packed products without a compiler. Doors: ``platform``, ``build``."""
+"""CPUs: C++ kernels (``csrc``), oneDNN's packed products without a compiler. Doors: ``platform``, ``library.build``."""

@@ -9,10 +9,10 @@ import torch
 
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
-from mmserve.model_backend.platforms.cpu.matrix import Matrix, address
+from mmserve.model_backend.platforms.cpu.linear.matrix import Matrix, address
+from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear
 from mmserve.model_backend.platforms.cpu.memory import MAX_MLP_ROWS
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, activation_number
-from mmserve.model_backend.platforms.cpu.packing import PackedLinear
 
 
 class _Layer(ctypes.Structure):

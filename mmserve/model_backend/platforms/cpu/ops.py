@@ -10,8 +10,8 @@ from functools import partial
 import torch
 
 from mmserve.model_backend.layers.ops import Activation, FeedForward
-from mmserve.model_backend.platforms.cpu.matrix import Matrix, address
-from mmserve.model_backend.platforms.cpu.packing import PackedLinear
+from mmserve.model_backend.platforms.cpu.linear.matrix import Matrix, address
+from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear
 from mmserve.model_backend.platforms.reference import TorchOps
 
 _VECTOR = 8

@@ -20,11 +20,10 @@ from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.cpu import memory
 from mmserve.model_backend.platforms.cpu import threads as kernel_threads
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
-from mmserve.model_backend.platforms.cpu.checkpoint_linear import CheckpointLinear
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
-from mmserve.model_backend.platforms.cpu.gguf_linear import GgufEmbedding, GgufLinear
-from mmserve.model_backend.platforms.cpu.ops import KernelOps
-from mmserve.model_backend.platforms.cpu.packing import (
+from mmserve.model_backend.platforms.cpu.linear.checkpoint_linear import CheckpointLinear
+from mmserve.model_backend.platforms.cpu.linear.gguf_linear import GgufEmbedding, GgufLinear
+from mmserve.model_backend.platforms.cpu.linear.packing import (
     Int4Linear,
     Int8Linear,
     KernelLinear,
@@ -34,6 +33,7 @@ from mmserve.model_backend.platforms.cpu.packing import (
     RoundedKernelLinear,
     onednn_works,
 )
+from mmserve.model_backend.platforms.cpu.ops import KernelOps
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.cpu.ways.choose import choose_ways

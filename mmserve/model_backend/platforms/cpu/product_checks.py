@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from mmserve.model_backend.layers.quantized.gguf import blocks
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
-from mmserve.model_backend.platforms.cpu import gguf_weights, grouped_weights, quantization
-from mmserve.model_backend.platforms.cpu.packed_weights import EMULATED_TILES, TILED, format_of, pack
+from mmserve.model_backend.platforms.cpu.linear import gguf_weights, grouped_weights, quantization
+from mmserve.model_backend.platforms.cpu.linear.packed_weights import EMULATED_TILES, TILED, format_of, pack
 
 TOLERANCE = 1e-5
 _QUANTIZED_TOLERANCE = 1e-4

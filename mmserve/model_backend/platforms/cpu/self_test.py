@@ -23,13 +23,13 @@ from mmserve.model_backend.layers.ops import Activation, FeedForward
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
 from mmserve.model_backend.models.interface import DeepStackRows
-from mmserve.model_backend.platforms.cpu import quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.library import build, levels
+from mmserve.model_backend.platforms.cpu.linear import quantization
+from mmserve.model_backend.platforms.cpu.linear.packed_weights import format_of, pack
+from mmserve.model_backend.platforms.cpu.linear.packing import KernelLinear
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
-from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack
-from mmserve.model_backend.platforms.cpu.packing import KernelLinear
 from mmserve.model_backend.platforms.cpu.product_checks import TOLERANCE, close, random, right_products
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.reference import TorchOps

@@ -19,7 +19,7 @@ from mmserve.model_backend.layers.target import LinearShard
 from mmserve.model_backend.loader import weights
 from mmserve.model_backend.loader.load import load_decoder, load_tower
 from mmserve.model_backend.loader.registry import family_of
-from mmserve.model_backend.platforms.cpu.packing import Int4Linear, Int8Linear, KernelLinear
+from mmserve.model_backend.platforms.cpu.linear.packing import Int4Linear, Int8Linear, KernelLinear
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.vision.clip import VisionTower

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from mmserve.config.fields import KernelWays
-from mmserve.model_backend.platforms.cpu.packing import PackedLinear
+from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear
 from mmserve.model_backend.platforms.cpu.ways.candidates import MAX_ROWS, Product, Way, candidates, default, install
 from mmserve.model_backend.platforms.cpu.ways.measure import fastest
 from mmserve.model_backend.platforms.cpu.ways.store import Kept, Measured, Store

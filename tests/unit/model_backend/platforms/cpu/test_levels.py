@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.model_backend.platforms.cpu import quantization
 from mmserve.model_backend.platforms.cpu.library import build, levels, tile_permission
 from mmserve.model_backend.platforms.cpu.library.levels import Level
+from mmserve.model_backend.platforms.cpu.linear import quantization
+from mmserve.model_backend.platforms.cpu.linear.packed_weights import TILED, format_of, pack, pack_short
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
-from mmserve.model_backend.platforms.cpu.packed_weights import TILED, format_of, pack, pack_short
 from mmserve.model_backend.platforms.cpu.threads import set_threads
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, random
 

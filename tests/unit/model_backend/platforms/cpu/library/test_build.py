@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mmserve.model_backend.platforms.cpu.library import build, levels
-from mmserve.model_backend.platforms.cpu.packed_weights import TILED
+from mmserve.model_backend.platforms.cpu.linear.packed_weights import TILED
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.reference import TorchOps

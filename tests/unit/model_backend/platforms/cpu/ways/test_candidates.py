@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
-from mmserve.model_backend.platforms.cpu import grouped_weights, quantization
-from mmserve.model_backend.platforms.cpu.packed_weights import TILED, format_of, pack, pack_short
+from mmserve.model_backend.platforms.cpu.linear import grouped_weights, quantization
+from mmserve.model_backend.platforms.cpu.linear.packed_weights import TILED, format_of, pack, pack_short
 from mmserve.model_backend.platforms.cpu.ways.candidates import MAX_ROWS, Product, Way, candidates, default, install
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
 

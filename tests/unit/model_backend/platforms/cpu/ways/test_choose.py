@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmserve.model_backend.layers.linear_method import LinearShape
-from mmserve.model_backend.platforms.cpu.packing import KernelLinear, PackedLinear
+from mmserve.model_backend.platforms.cpu.linear.packing import KernelLinear, PackedLinear
 from mmserve.model_backend.platforms.cpu.ways import choose
 from mmserve.model_backend.platforms.cpu.ways.candidates import MAX_ROWS, Product, candidates, install
 from mmserve.model_backend.platforms.cpu.ways.store import Measured, Store, kept

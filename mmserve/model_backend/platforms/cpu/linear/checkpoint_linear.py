@@ -11,9 +11,9 @@ from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.quantized.stored import stored_tensors
 from mmserve.model_backend.layers.target import LinearShard, Target
-from mmserve.model_backend.platforms.cpu import grouped_weights
-from mmserve.model_backend.platforms.cpu.packing import PackedLinear, free
-from mmserve.model_backend.platforms.cpu.quantization import GROUP, PANEL
+from mmserve.model_backend.platforms.cpu.linear import grouped_weights
+from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear, free
+from mmserve.model_backend.platforms.cpu.linear.quantization import GROUP, PANEL
 from mmserve.runtime.errors import StartupError
 
 

@@ -7,7 +7,7 @@ import ctypes
 import torch
 import torch.nn.functional as F
 
-from mmserve.model_backend.platforms.cpu import quantization, weight_memory
+from mmserve.model_backend.platforms.cpu.linear import quantization, weight_memory
 
 PANEL = 32
 """Outputs whose weights lie side by side in memory; the kernels' own number. The last panel may have zeros."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
-from mmserve.model_backend.platforms.cpu import grouped_weights
+from mmserve.model_backend.platforms.cpu.linear import grouped_weights
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, random
 from tests.unit.model_backend.platforms.cpu.test_levels import built
 

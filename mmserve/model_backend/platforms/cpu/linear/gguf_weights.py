@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from mmserve.checkpoint.gguf.tensor_types import QUANTIZED, TENSOR_TYPES
 from mmserve.model_backend.layers.quantized.gguf import Blocks, blocks
-from mmserve.model_backend.platforms.cpu import weight_memory
-from mmserve.model_backend.platforms.cpu.quantization import GROUP, PANEL
+from mmserve.model_backend.platforms.cpu.linear import weight_memory
+from mmserve.model_backend.platforms.cpu.linear.quantization import GROUP, PANEL
 from mmserve.runtime.errors import StartupError
 
 FORMAT = 9

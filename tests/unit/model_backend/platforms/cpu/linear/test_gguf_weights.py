@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.model_backend.platforms.cpu import gguf_weights
+from mmserve.model_backend.platforms.cpu.linear import gguf_weights
 from mmserve.runtime.errors import StartupError
 from tests.fakes.gguf_formats import BLOCK_FORMATS, stored
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, random

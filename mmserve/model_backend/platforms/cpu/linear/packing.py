@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearShape
 from mmserve.model_backend.layers.target import LinearShard, Target
-from mmserve.model_backend.platforms.cpu import quantization
-from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack, pack_short, rounded_format
+from mmserve.model_backend.platforms.cpu.linear import quantization
+from mmserve.model_backend.platforms.cpu.linear.packed_weights import format_of, pack, pack_short, rounded_format
 from mmserve.model_backend.platforms.reference import PlainLinear
 from mmserve.runtime.errors import StartupError
 

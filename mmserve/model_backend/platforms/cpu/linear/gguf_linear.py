@@ -11,9 +11,9 @@ from mmserve.checkpoint.gguf.tensor_types import QUANTIZED, TensorType
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.target import LinearShard, Target
-from mmserve.model_backend.platforms.cpu import gguf_weights
-from mmserve.model_backend.platforms.cpu.packing import PackedLinear, free
-from mmserve.model_backend.platforms.cpu.quantization import PANEL
+from mmserve.model_backend.platforms.cpu.linear import gguf_weights
+from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear, free
+from mmserve.model_backend.platforms.cpu.linear.quantization import PANEL
 from mmserve.runtime.errors import StartupError
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.target import LinearShard
-from mmserve.model_backend.platforms.cpu import packing, quantization
-from mmserve.model_backend.platforms.cpu.packing import (
+from mmserve.model_backend.platforms.cpu.linear import packing, quantization
+from mmserve.model_backend.platforms.cpu.linear.packing import (
     Int4Linear,
     Int8Linear,
     KernelLinear,

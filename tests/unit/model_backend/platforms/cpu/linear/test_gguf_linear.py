@@ -22,7 +22,7 @@ from tests.fakes.engine import make_runner
 from tests.fakes.gguf_files import Tensor, gguf_of
 from tests.fakes.gguf_formats import BLOCK_FORMATS
 from tests.fakes.ranks_in_threads import RanksInThreads
-from tests.unit.model_backend.platforms.cpu.test_checkpoint_linear import expected, written
+from tests.unit.model_backend.platforms.cpu.linear.test_checkpoint_linear import expected, written
 
 pytestmark = pytest.mark.skipif(
     not compiler.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"

@@ -8,7 +8,7 @@ from ctypes import c_int64, c_void_p
 import torch
 
 from mmserve.model_backend.layers.ops import Product
-from mmserve.model_backend.platforms.cpu.packing import PackedLinear
+from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear
 
 
 class Matrix(ctypes.Structure):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
-from mmserve.model_backend.platforms.cpu import weight_memory
-from mmserve.model_backend.platforms.cpu.quantization import GROUP, PANEL
+from mmserve.model_backend.platforms.cpu.linear import weight_memory
+from mmserve.model_backend.platforms.cpu.linear.quantization import GROUP, PANEL
 
 _LINE_NBYTES = 64
 _QUAD = 4
