@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mmserve.cli.main import USAGE_ERROR
 from mmserve.config.config import Config
 from mmserve.config.options import OPTIONS
 
@@ -43,6 +44,10 @@ def test_it_waits_for_live_requests_and_signals_the_supervisor_alone() -> None:
     service = _service()
     assert int(service["TimeoutStopSec"]) > Config().shutdown_timeout
     assert service["KillMode"] == "mixed"
+
+
+def test_a_wrong_option_is_not_tried_again() -> None:
+    assert _service()["RestartPreventExitStatus"] == str(USAGE_ERROR)
 
 
 def test_the_variables_that_it_names_are_options() -> None:

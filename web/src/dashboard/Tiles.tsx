@@ -50,7 +50,7 @@ interface Props {
 function Tile({ name, value, unit = "", spark, hue = 6, meter, children }: Props) {
   return (
     <div class="tile">
-      <h3>{name}</h3>
+      <h2>{name}</h2>
       <p class="value">{value}{value !== NONE && <small>{unit}</small>}</p>
       {spark && <Spark values={spark} hue={hue} />}
       {meter && (
