@@ -52,7 +52,7 @@ def _queries() -> Iterator[Query]:
         for target in panel["targets"]:
             yield _query(target["expr"], re.findall(r"{{(\w+)}}", target["legendFormat"]))
     for note in dashboard["annotations"]["list"]:
-        yield _query(note["expr"], re.findall(r"{{(\w+)}}", note["titleFormat"]))
+        yield _query(note["target"]["expr"], re.findall(r"{{(\w+)}}", note["titleFormat"]))
     for rule in _rules():
         yield _query(rule["expr"], re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
 
