@@ -20,6 +20,7 @@ import torch
 from benchmarks.load.report import Row, table, write_json
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.sampling import Draw, TokenSampling, TorchSampling
+from mmserve.model_backend.worker.sampling.counter_random import random_key
 
 _WITHIN_S = 1.0
 _PARAMETERS: dict[str, dict[str, float]] = {
@@ -29,6 +30,7 @@ _PARAMETERS: dict[str, dict[str, float]] = {
     "top_p 0.9": {"top_p": 0.9},
     "top_k 50": {"top_k": 50},
     "top_k 50, top_p 0.9, min_p 0.05": {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
+    "min_p 0.05": {"min_p": 0.05},
     "temperature 0.7, top_p 0.95": {"temperature": 0.7, "top_p": 0.95},
 }
 
@@ -73,10 +75,11 @@ def main() -> None:
 
 @torch.inference_mode()
 def _measure(logits: torch.Tensor, shape: str, name: str, kernels: TokenSampling) -> Row:
-    uniforms = torch.rand(len(logits), generator=torch.Generator().manual_seed(2), dtype=torch.float64).tolist()
     draws = [
-        Draw(**({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | _PARAMETERS[name]), uniform=u)  # type: ignore[arg-type]
-        for u in uniforms
+        Draw(
+            **({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | _PARAMETERS[name]), key=random_key(2, row)
+        )  # type: ignore[arg-type]
+        for row in range(len(logits))
     ]
     reference = TorchSampling()
     equal = torch.equal(kernels.choose(logits, draws, may_ban=False), reference.choose(logits, draws, may_ban=False))

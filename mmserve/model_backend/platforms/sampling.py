@@ -2,7 +2,8 @@
 
 The weight of a logit x in a row whose largest is m is ``2**42 * exp((x - m) / temperature)``, rounded to an integer.
 Sums of integers are exact in any order, and the weights come from elementary float32 operations that every device
-rounds alike. So equal logits, parameters and uniform numbers choose equal tokens on every platform.
+rounds alike, as does the random number of each token (``gumbel``). So equal logits, parameters and keys choose equal
+tokens on every platform.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+
+from mmserve.model_backend.platforms import gumbel
+from mmserve.model_backend.platforms.thresholds import kth_largest, nucleus_floor
 
 NOT_FINITE, NO_TOKEN_ALLOWED = -1, -2
 """In place of a token id, all of which are 0 or more. The kernels' own numbers."""
@@ -24,8 +28,6 @@ _POWER_OF_TWO = (1.535336196e-04, 1.339887502e-03, 9.618436918e-03, 5.550332367e
 """Coefficients of r**6 to r**1 in 2**r for r within 0.5 of zero: relative error below 1.1e-7 in float32."""
 _EXPONENT_BIAS, _MANTISSA_BITS = 127, 23
 _WORD_BITS = 32
-_NUCLEUS_HEAD = 256
-"""Heaviest tokens looked at first for top-p; the whole row is sorted only when they do not cover it."""
 _CPU_CHUNK_ELEMENTS = 1 << 18
 """On a CPU, rows are taken in chunks of so many logits, so that intermediate results stay in its cache."""
 
@@ -39,8 +41,12 @@ class Draw(NamedTuple):
     """0 or less: off."""
     top_p: float
     min_p: float
-    uniform: float
-    """In [0, 1); the draw inverts the cumulative distribution in vocabulary order with it."""
+    key: int
+    """64 random bits, from which those of each token follow."""
+
+    @property
+    def key_halves(self) -> tuple[int, int]:
+        return self.key & (1 << _WORD_BITS) - 1, self.key >> _WORD_BITS
 
     @property
     def scale(self) -> float:
@@ -109,17 +115,16 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """int64 [R] from float32 [R, vocab], which it overwrites: weights, top-k, top-p, min-p, inverse CDF."""
+    """int64 [R] from float32 [R, vocab], which it overwrites: weights, top-k, top-p, min-p, Gumbel-max."""
     weights = _weights_(logits, _column([draw.scale for draw in draws], logits))
     if any(draw.top_k > 0 for draw in draws):
-        weights.masked_fill_(weights < _kth_largest(weights, [draw.top_k for draw in draws]), 0)
+        ks = _column([max(draw.top_k, 0) for draw in draws], logits, torch.int64)
+        weights.masked_fill_(weights < kth_largest(weights, ks), 0)
     if any(draw.top_p < 1 for draw in draws):
-        weights.masked_fill_(weights < _nucleus_floor(weights, [draw.top_p for draw in draws]), 0)
+        weights.masked_fill_(weights < nucleus_floor(weights, _needed(weights, draws)), 0)
     if any(draw.min_p > 0 for draw in draws):
         weights.masked_fill_(weights < _column([draw.min_weight for draw in draws], weights), 0)
-    cdf = weights.long().cumsum(dim=-1)
-    target = _share(cdf[:, -1:], [draw.uniform for draw in draws])
-    return torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=cdf.shape[1] - 1)
+    return gumbel.draw(weights, torch.tensor([draw.key_halves for draw in draws], device=weights.device))
 
 
 def _weights_(logits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -135,40 +140,14 @@ def _weights_(logits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return powers.mul_(bits.view(torch.float32)).round_()
 
 
-def _kth_largest(weights: torch.Tensor, top_k: list[int]) -> torch.Tensor:
-    """[R, 1]: each row's k-th largest value; 0 where k is off."""
-    vocab_size = weights.shape[1]
-    ks = [min(max(k, 0), vocab_size) for k in top_k]
-    largest = weights.topk(max(ks), dim=-1).values
-    floor = largest.gather(1, torch.tensor([[max(k, 1) - 1] for k in ks], device=weights.device))
-    return floor.masked_fill_(torch.tensor([[k == 0] for k in ks], device=weights.device), 0)
+def _needed(weights: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """int64 [R, 1]: the part of each row's sum that top-p keeps, rounded down, at least 1; 0 where top-p is off. The
+    product is in double precision on every platform."""
+    totals = weights.sum(dim=-1, keepdim=True, dtype=torch.int64)
+    top_p = _column([draw.top_p for draw in draws], weights, torch.float64)
+    return (totals.double() * top_p).long().clamp_(min=1).masked_fill_(top_p >= 1, 0)
 
 
-def _nucleus_floor(weights: torch.Tensor, top_p: list[float]) -> torch.Tensor:
-    """[R, 1]: weight of the token that completes each row's nucleus (Holtzman et al. 2020); 0 where p is 1."""
-    needed = _share(weights.sum(dim=-1, keepdim=True, dtype=torch.int64), top_p)
-    head = weights.topk(min(_NUCLEUS_HEAD, weights.shape[1]), dim=-1).values
-    floor, covered = _crossing(head, needed)
-    open_rows = [row for row, done in enumerate(covered.tolist()) if not done and top_p[row] < 1]
-    if open_rows:
-        whole = weights[open_rows].sort(dim=-1, descending=True).values
-        floor[open_rows], _ = _crossing(whole, needed[open_rows])
-    return floor.masked_fill_(torch.tensor([[p >= 1] for p in top_p], device=weights.device), 0)
-
-
-def _crossing(descending: torch.Tensor, needed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R, 1] value at which each row's running sum reaches ``needed``, and whether it does; else its last value."""
-    reached = descending.long().cumsum(dim=-1) >= needed
-    last = torch.full_like(reached[:, :1], descending.shape[1] - 1, dtype=torch.int64)
-    index = torch.where(reached.any(dim=-1, keepdim=True), reached.int().argmax(dim=-1, keepdim=True), last)
-    return descending.gather(1, index), reached.any(dim=-1)
-
-
-def _share(totals: torch.Tensor, shares: list[float]) -> torch.Tensor:
-    """int64 [R, 1]: the part of each total, rounded down. The product is in double precision on every platform."""
-    return (totals.double() * torch.tensor(shares, dtype=torch.float64, device=totals.device)[:, None]).long()
-
-
-def _column(values: list[float], matching: torch.Tensor) -> torch.Tensor:
-    """[R, 1] with the dtype and device of ``matching``."""
-    return torch.tensor(values, dtype=matching.dtype, device=matching.device)[:, None]
+def _column(values: Sequence[float], matching: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[R, 1] on the device of ``matching``."""
+    return torch.tensor(values, dtype=dtype, device=matching.device)[:, None]

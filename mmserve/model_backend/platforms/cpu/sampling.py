@@ -28,7 +28,7 @@ class KernelSampling:
 
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
         numbers = torch.tensor(
-            [(draw.scale, max(draw.top_k, 0), draw.top_p, draw.min_weight, draw.uniform) for draw in draws],
+            [(draw.scale, max(draw.top_k, 0), draw.top_p, draw.min_weight, *draw.key_halves) for draw in draws],
             dtype=torch.float64,
         )
         chosen = torch.empty(len(logits), dtype=torch.int64)

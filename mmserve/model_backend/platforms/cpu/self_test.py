@@ -234,7 +234,7 @@ def _prompt() -> tuple[AttentionInput, StepLimits]:
 
 
 def _sample(kernels: ctypes.CDLL) -> bool:
-    free = Draw(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, uniform=0.7)
+    free = Draw(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, key=0x123456789ABCDEF0)
     cuts = (free, free._replace(temperature=0.0), free._replace(top_k=9), free._replace(top_p=0.8))
     draws = [*cuts, free._replace(min_p=0.1), free._replace(top_k=900, top_p=0.999)]
     found, expected = (

@@ -15,7 +15,7 @@ import torch
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TokenSampling
-from mmserve.model_backend.worker.sampling.counter_random import uniform
+from mmserve.model_backend.worker.sampling.counter_random import random_key
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GrammarMasks
 from mmserve.model_backend.worker.sampling.logits_processors import Int64s, LogitsProcessor, make_processors
 
@@ -28,7 +28,7 @@ FAILURES = {
     GRAMMAR_FAILED: "the grammar that the answer must fit could not be followed",
 }
 _GREEDY_BELOW = 1e-5
-_GREEDY = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.0)
+_GREEDY = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, key=0)
 
 
 class SampleRow(NamedTuple):
@@ -147,4 +147,4 @@ def draw_of(row: SampleRow) -> Draw:
     params = row.sampling
     if params.temperature < _GREEDY_BELOW:
         return _GREEDY
-    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, uniform(params.seed, row.position))
+    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, random_key(params.seed, row.position))

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "aligned_memory.h"
+#include "race.h"
 #include "selection.h"
 #include "split.h"
 #include "vectors.h"
@@ -20,7 +21,6 @@ public:
         weights_ = weights_memory_.at_least(size + kPadding);
         ids_ = ids_memory_.at_least(size + kPadding);
         selected_ = selected_memory_.at_least(size + kPadding);
-        sums_ = sums_memory_.at_least(size / kBlock + 1);
         count_ = 0;
     }
 
@@ -46,8 +46,8 @@ public:
         return selection::smallest_kept<kSum>(weights_, count_, needed, selected_);
     }
 
-    // The sum of those of at least weight `cut`; draw() may follow.
-    int64_t sum(float cut) {
+    // The sum of those of at least weight `cut`.
+    int64_t sum(float cut) const {
         int64_t total = 0;
         vectors::for_blocks(count_, [&](int64_t first, int64_t end) {
             vectors::BlockSum sum;
@@ -55,26 +55,18 @@ public:
                 const f32x8 weights = tile::load<f32x8>(weights_ + i);
                 sum.add(vectors::where(weights >= cut, weights));
             }
-            total += sums_[first / kBlock] = sum.value();
+            total += sum.value();
         });
         return total;
     }
 
-    // The first token at which the cumulated weight of those counted by sum(cut) exceeds `target`.
-    int64_t draw(float cut, int64_t target) const {
-        int64_t block = 0;
-        while (target >= sums_[block]) target -= sums_[block++];
-        for (int64_t i = block * kBlock;; ++i)
-            if (weights_[i] >= cut && (target -= static_cast<int64_t>(weights_[i])) < 0) return ids_[i];
-    }
+    void enter(Race& race) const { race.enter(ids_, weights_, count_); }
 
 private:
     memory::ReusableArray<float> weights_memory_, selected_memory_;
     memory::ReusableArray<int32_t> ids_memory_;
-    memory::ReusableArray<int64_t> sums_memory_;
     float *weights_ = nullptr, *selected_ = nullptr;
     int32_t* ids_ = nullptr;
-    int64_t* sums_ = nullptr;
     int64_t count_ = 0;
 };
 

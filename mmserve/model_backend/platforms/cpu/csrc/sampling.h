@@ -11,6 +11,7 @@
 #include "candidates.h"
 #include "nucleus.h"
 #include "peak.h"
+#include "race.h"
 #include "thread_pool.h"
 #include "tile.h"
 #include "vectors.h"
@@ -27,14 +28,13 @@ constexpr double kMargin = 1e-3;
 constexpr float kCertainWeight = 0x1p20f;
 
 // How a row is sampled. scale: log2(e) / temperature, 0 takes the largest logit. top_k 0, top_p 1 and min_weight 0 are
-// off. uniform: in [0, 1).
+// off. The key's halves are integers of 32 bits.
 struct Draw {
-    double scale, top_k, top_p, min_weight, uniform;
+    double scale, top_k, top_p, min_weight, key_low, key_high;
 };
 
 // Memory that a thread keeps from row to row.
 struct Scratch {
-    memory::ReusableArray<int64_t> block_sums;
     memory::ReusableArray<float> tops, sorted;
     Candidates candidates;
     Nucleus nucleus;
@@ -47,7 +47,9 @@ public:
         : logits_(logits),
           size_(size),
           by_{peak.value, static_cast<float>(draw.scale)},
+          peak_(peak.index),
           draw_(draw),
+          key_{static_cast<uint32_t>(draw.key_low), static_cast<uint32_t>(draw.key_high)},
           tops_(tops),
           scratch_(scratch),
           candidates_(scratch.candidates) {
@@ -56,38 +58,33 @@ public:
     }
 
     int64_t choose() {
-        const bool is_cut = top_k_ || draw_.top_p < 1 || draw_.min_weight > 0;
-        if (!is_cut) return draw_from_all();
+        if (!top_k_) return draw_from_row(cut_of_row());
         if (const int64_t chosen = draw_from_largest(); chosen >= 0) return chosen;
-        if (!top_k_)
-            return scratch_.nucleus.choose(logits_, size_, tops_, by_, draw_.top_p, min_weight_, draw_.uniform);
         collect(kHeadWeight);
         if (candidates_.count() < top_k_) collect(1.f);
         return draw_from_top_k(candidates_.smallest_kept<false>(std::min(top_k_, candidates_.count())));
     }
 
 private:
-    int64_t draw_from_all() {
-        int64_t* sums = scratch_.block_sums.at_least(size_ / kBlock + 1);
-        int64_t total = 0;
-        vectors::for_blocks(size_, [&](int64_t first, int64_t end) {
-            total += sums[first / kBlock] = weights::Block(logits_ + first, end - first, by_).sum();
-        });
-        return draw_token(logits_, size_, by_, {sums, 0.f}, share(total, draw_.uniform));
+    float cut_of_row() {
+        if (draw_.top_p >= 1) return min_weight_;
+        return scratch_.nucleus.cut(logits_, size_, tops_, by_, draw_.top_p, min_weight_);
     }
 
-    // With top-k, or min-p alone, the other tokens' weights do not matter. So logits are compared, and only those of
-    // the groups with large ones; few are weighed. Returns -1 if that does not tell.
+    int64_t draw_from_row(float cut) {
+        Race race(key_, cut);
+        race.enter_row(logits_, size_, tops_, peak_, by_);
+        return race.winner();
+    }
+
+    // With top-k, the other tokens' weights do not matter. So logits are compared, and only those of the groups with
+    // large ones; few are weighed. Returns -1 if that does not tell.
     int64_t draw_from_largest() {
-        float floor = kMinusInfinity;  // of logits
-        if (top_k_ && top_k_ <= num_groups())
-            floor = kth_top();  // at least k logits are as large
-        else if (!top_k_ && draw_.top_p >= 1 && min_weight_ >= kCertainWeight)
-            floor = by_.peak + static_cast<float>((std::log2(min_weight_) - weights::kUnitBits) / draw_.scale);
+        if (top_k_ > num_groups()) return -1;
+        float floor = kth_top();  // at least k logits are as large
         if (!(floor > kMinusInfinity) || weights::weigh_one(floor, by_) < kCertainWeight / 2) return -1;
         floor = static_cast<float>(floor - kMargin / draw_.scale);
         collect_logits(floor);
-        if (!top_k_) return draw_from_candidates(min_weight_);
         const float kth = candidates_.smallest_kept<false>(top_k_);
         return kth < kCertainWeight ? -1 : draw_from_top_k(kth);
     }
@@ -131,17 +128,17 @@ private:
         float cut = std::max(min_weight_, kth);
         if (draw_.top_p < 1)
             cut = std::max(cut, candidates_.smallest_kept<true>(share(candidates_.sum(kth), draw_.top_p)));
-        return draw_from_candidates(cut);
-    }
-
-    int64_t draw_from_candidates(float cut) {
-        return candidates_.draw(cut, share(candidates_.sum(cut), draw_.uniform));
+        Race race(key_, cut);
+        candidates_.enter(race);
+        return race.winner();
     }
 
     const float* logits_;
     int64_t size_;
     weights::Scale by_;
+    int64_t peak_;
     const Draw& draw_;
+    Key key_;
     const float* tops_;
     Scratch& scratch_;
     Candidates& candidates_;

@@ -72,15 +72,12 @@ public:
     // Returns the row's sums.
     Sums run(const float* logits, int64_t size, const weights::Scale& by, const Bracket& bracket) {
         within_ = within_memory_.at_least(size + kPadding);
-        above_ = above_memory_.at_least(size / kBlock + 1);
-        ends_ = ends_memory_.at_least(size / kBlock + 1);
         Sums sums;
         float* to = within_;
         vectors::for_blocks(size, [&](int64_t first, int64_t end) {
             const Sums block = split_block({logits + first, end - first, by}, bracket, to);
             sums.all += block.all;
-            sums.above += above_[first / kBlock] = block.above;
-            ends_[first / kBlock] = to - within_;
+            sums.above += block.above;
         });
         count_ = to - within_;
         std::fill_n(to, 8, 0.f);
@@ -91,37 +88,22 @@ public:
     const float* within() const { return within_; }
     int64_t count() const { return count_; }
 
-    // The sums of each block's weights that are at least `cut`, which is not below the bracket nor above it.
-    const int64_t* kept(float cut, int64_t num_blocks) {
-        for (int64_t block = 0, first = 0; block < num_blocks; first = ends_[block++])
-            above_[block] += sum_from(first, ends_[block], cut);
-        return above_;
-    }
-
     int64_t sum_within() const {
         int64_t sum = 0;
-        vectors::for_blocks(count_, [&](int64_t first, int64_t end) { sum += sum_from(first, end, 0.f); });
+        vectors::for_blocks(count_, [&](int64_t first, int64_t end) { sum += sum_of(first, end); });
         return sum;
     }
 
 private:
-    // Of up to kBlock numbers.
-    int64_t sum_from(int64_t first, int64_t end, float cut) const {
+    // Of up to kBlock numbers; behind the last of all there are zeros.
+    int64_t sum_of(int64_t first, int64_t end) const {
         vectors::BlockSum sum;
-        int64_t i = first;
-        for (; i + 8 <= end; i += 8) {
-            const f32x8 weights = tile::load<f32x8>(within_ + i);
-            sum.add(vectors::where(weights >= cut, weights));
-        }
-        int64_t rest = 0;
-        for (; i < end; ++i) rest += within_[i] >= cut ? static_cast<int64_t>(within_[i]) : 0;
-        return sum.value() + rest;
+        for (int64_t i = first; i < end; i += 8) sum.add(tile::load<f32x8>(within_ + i));
+        return sum.value();
     }
 
     memory::ReusableArray<float> within_memory_;
-    memory::ReusableArray<int64_t> above_memory_, ends_memory_;
     float* within_ = nullptr;
-    int64_t *above_ = nullptr, *ends_ = nullptr;
     int64_t count_ = 0;
 };
 

@@ -75,7 +75,7 @@ inline __m512 weigh_16(const float* logits, const Scale& by) {
 
 #endif
 
-// The weights of up to kBlock logits, zeros behind them, and their sum.
+// The weights of up to kBlock logits, and zeros behind them.
 class Block {
 public:
     Block(const float* logits, int64_t count, const Scale& by) {
@@ -94,12 +94,6 @@ public:
     int64_t size() const { return size_; }
     const float* begin() const { return weights_; }
     f32x8 eight(int64_t first) const { return tile::load<f32x8>(weights_ + first); }
-
-    int64_t sum() const {
-        vectors::BlockSum sum;
-        for (int64_t i = 0; i < size_; i += 8) sum.add(eight(i));
-        return sum.value();
-    }
 
 private:
     alignas(64) float weights_[kBlock];

@@ -17,14 +17,14 @@ from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compil
 
 pytestmark = needs_compiler
 
-GREEDY = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.0)
+GREEDY = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, key=0)
 a_draw = st.builds(
     Draw,
     temperature=st.sampled_from([0.0, 1e-5, 0.3, 0.7, 1.0, 2.0]),
     top_k=st.sampled_from([-1, 0, 1, 5, 70, 1500, 10_000]),
     top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 1e-9, 1e-4, 0.05, 1.0]),
-    uniform=st.integers(0, 2**48 - 1).map(lambda bits: bits * 2.0**-48),
+    key=st.integers(0, 2**64 - 1),
 )
 
 
@@ -68,7 +68,7 @@ def test_kernels_choose_the_tokens_of_the_reference(
 
 def test_peaked_rows_of_a_large_vocabulary() -> None:
     logits = -1.5 * torch.arange(1, 50_001).float().log()[torch.randperm(50_000)].repeat(6, 1) + random(6, 50_000)
-    free = Draw(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.999)
+    free = Draw(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, key=1)
     cuts = [free, free._replace(top_p=0.9), free._replace(top_k=50), free._replace(min_p=0.01)]
     assert_equal_tokens(logits, [*cuts, free._replace(top_p=0.9999), free._replace(top_k=20_000, top_p=0.5)])
 
@@ -111,11 +111,11 @@ def test_large_rows_of_every_kind(shape: str, draws: list[Draw], noise: int) -> 
 @pytest.mark.parametrize("shape", _SHAPES)
 def test_top_p_of_large_rows(shape: str) -> None:
     logits = _SHAPES[shape](random(24, _LARGE, seed=1))
-    free = Draw(temperature=0.8, top_k=0, top_p=0.9, min_p=0.0, uniform=0.0)
+    free = Draw(temperature=0.8, top_k=0, top_p=0.9, min_p=0.0, key=0)
     cuts = [free._replace(top_p=top_p) for top_p in (1e-9, 0.03, 0.5, 0.9, 0.99, math.nextafter(1, 0))]
     cuts += [free._replace(min_p=min_p) for min_p in (1e-6, 0.9)]
     assert_equal_tokens(
-        logits, [cut._replace(uniform=uniform) for cut in cuts for uniform in (0.0, 0.6, 1 - 2**-48)], may_ban=True
+        logits, [cut._replace(key=key) for cut in cuts for key in (0, 2**63 + 11, 2**64 - 1)], may_ban=True
     )
 
 
@@ -126,12 +126,12 @@ def test_top_p_where_a_sample_of_the_row_misleads(higher: float) -> None:
     for first in range(4):
         differ = torch.arange(_LARGE) // 16 % 4 == first
         logits[first * 10 : first * 10 + 10] += higher * differ
-    free = Draw(temperature=1.0, top_k=0, top_p=0.0, min_p=0.0, uniform=0.999)
+    free = Draw(temperature=1.0, top_k=0, top_p=0.0, min_p=0.0, key=1)
     assert_equal_tokens(logits, [free._replace(top_p=top_p / 10 + 0.05) for _ in range(4) for top_p in range(10)])
 
 
 def test_rows_may_be_part_of_wider_ones() -> None:
-    draw = Draw(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, uniform=0.7)
+    draw = Draw(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, key=1)
     assert_equal_tokens(random(9, 130)[:, :101], [draw, GREEDY, draw] * 3)
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_number_fails_only_its_row(bad: float) -> None:
 def test_banned_tokens_are_never_chosen(temperature: float) -> None:
     logits = random(3, 50)
     logits[0, 1:] = logits[1] = -math.inf
-    draws = [GREEDY._replace(temperature=temperature, top_k=3, uniform=0.9)] * 3
+    draws = [GREEDY._replace(temperature=temperature, top_k=3, key=1)] * 3
     assert_equal_tokens(logits, draws, may_ban=True)
     assert KernelSampling(kernels()).choose(logits, draws, may_ban=True).tolist()[:2] == [0, NO_TOKEN_ALLOWED]
 
