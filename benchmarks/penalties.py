@@ -19,6 +19,7 @@ import torch
 from benchmarks.load.report import Row, table, write_json
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 
 VOCAB_SIZE = 32_000
@@ -55,7 +56,7 @@ def _measure(context: int) -> Row:
 def _token_us(sampling: SamplingParams, context: int) -> float:
     tokens = np.random.default_rng(1).integers(0, VOCAB_SIZE, context)
     logits = torch.randn(TOKENS, VOCAB_SIZE, generator=torch.manual_seed(1))
-    sampler = Sampler(VOCAB_SIZE, logits.device, platform_for("cpu", "float32").sampling())
+    sampler = Sampler(VOCAB_SIZE, platform_for("cpu", "float32").sampling(), PlainTransfers(logits.device))
     sampler.add_slot(0, sampling, tokens[: context // 2], tokens[context // 2 :])
     times_s = []
     for index in range(TOKENS):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.health.heartbeat import HeartbeatSender
 from mmserve.health.long_work import LongWork
-from mmserve.ipc.channel import BrokenLink, Receiver, Sender
-from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
+from mmserve.ipc.channel import Receiver, Sender
+from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepResult
 from mmserve.model_backend import distributed
 from mmserve.model_backend.meeting import meeting_of
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.serving import PlansAhead, PlansAtOnce, Send, serve
 from mmserve.model_backend.worker.embedding_source import SentRows
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.cpu.core_usage import BusyCores
@@ -77,41 +78,15 @@ def run(process: Process) -> None:
         process.ready(_details(process, runner, platform))
         long_steps = stack.enter_context(LongWork(heartbeat, counts_cpu_time=deployment.device == "cpu"))
         computing = partial(_computing, long_steps, busy_ranks, here, deployment.cpu_threads // among)
-        serve(inbox, outbox, runner, heartbeat, computing, sent_rows, answers=rank == 0)
+        send: Send = outbox.send if rank == 0 else _unsent
+        if platform.transfers().late:
+            serve(inbox, stack.enter_context(PlansAhead(runner, send, computing)), heartbeat, sent_rows)
+        else:
+            serve(inbox, PlansAtOnce(runner, send, computing), heartbeat, sent_rows)
 
 
-def serve(
-    inbox: Receiver[RankInbound],
-    outbox: Sender[RankOutbound],
-    runner: ModelRunner,
-    heartbeat: HeartbeatSender,
-    computing: Callable[[], AbstractContextManager[None]],
-    sent_rows: SentRows | None = None,
-    *,
-    answers: bool,
-) -> None:
-    """Compute plans in the order of arrival. With ``answers``, send the results. ``sent_rows``: gets the embedding rows
-    that come with plans.
-
-    Ends only by an exception: BrokenLink if a plan is missing, repeated or does not decode.
-    """
-    last_step_id = 0
-    while True:
-        messages = inbox.drain(block=True, timeout_s=INTERVAL_S)
-        heartbeat.beat(busy=bool(messages), progressed=bool(messages))
-        for message in messages:
-            plan, pieces = (message, ()) if isinstance(message, StepPlan) else (message.plan, message.pieces)
-            if sent_rows is not None:
-                sent_rows.replace(pieces)
-            last_step_id += 1
-            if plan.step_id != last_step_id:
-                raise BrokenLink(f"the plan of step {plan.step_id} came instead of that of step {last_step_id}")
-            # Collected at once: on a CPU ``launch`` computes the step, so launching the next would delay the result.
-            with computing():
-                result = runner.collect(runner.launch(plan))
-            if answers and plan.steps:
-                outbox.send(result)
-                runner.prepare()  # while the router makes the next plan
+def _unsent(result: StepResult) -> None:
+    """The other ranks have the same result as rank 0."""
 
 
 @contextmanager

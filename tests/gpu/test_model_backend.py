@@ -18,6 +18,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.sampling import TorchSampling
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
@@ -121,5 +122,5 @@ def test_tokens_that_grammars_ban_are_those_of_the_cpu(rows: int, vocab: int) ->
     expected = torch.randn(rows + 2, vocab, generator=generator)
     found = expected.cuda()
     TorchSampling().ban(expected, order, allowed)
-    TorchSampling().ban(found, order, allowed)
+    TorchSampling(CudaTransfers(found.device)).ban(found, order, allowed)
     assert torch.equal(found.cpu(), expected)

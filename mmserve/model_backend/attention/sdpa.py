@@ -26,6 +26,7 @@ from mmserve.model_backend.attention.interface import (
     StepLimits,
 )
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
+from mmserve.model_backend.platforms.transfers import PlainTransfers, Transfers
 
 _Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 _SMALL_TABLE_BLOCKS = 16
@@ -73,14 +74,17 @@ class SdpaAttention:
     turns_heads = False
     supports_graphs = False
 
-    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self._spec, self._dtype, self._device = spec, dtype, device
+    def __init__(
+        self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device, transfers: Transfers | None = None
+    ) -> None:
+        self._spec, self._dtype = spec, dtype
+        self._transfers = transfers or PlainTransfers(device)
 
     def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
         return token_major_shape(self._spec, num_blocks, block_tokens)
 
     def builder(self, limits: StepLimits) -> SdpaMetadataBuilder:
-        return SdpaMetadataBuilder(limits.block_tokens, self._spec.masks, self._dtype, self._device)
+        return SdpaMetadataBuilder(limits.block_tokens, self._spec.masks, self._dtype, self._transfers)
 
     def forward(
         self,
@@ -124,8 +128,8 @@ class SdpaAttention:
 class SdpaMetadataBuilder:
     """Makes new tensors for every step, since their shapes depend on the step."""
 
-    def __init__(self, block_tokens: int, masks: Sequence[Mask], dtype: torch.dtype, device: torch.device) -> None:
-        self._block_tokens, self._masks, self._dtype, self._device = block_tokens, masks, dtype, device
+    def __init__(self, block_tokens: int, masks: Sequence[Mask], dtype: torch.dtype, transfers: Transfers) -> None:
+        self._block_tokens, self._masks, self._dtype, self._transfers = block_tokens, masks, dtype, transfers
 
     def build(self, step: AttentionInput) -> SdpaMetadata:
         return SdpaMetadata(self._tensor(step.slot_mapping), tuple(self._decodes(step)), tuple(self._chunks(step)))
@@ -175,11 +179,11 @@ class SdpaMetadataBuilder:
         hidden = positions >= (image_ends if mask.whole_images else own + 1)
         if mask.window is not None:
             hidden |= positions <= own - mask.window
-        zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return zeros.masked_fill_(torch.from_numpy(hidden).to(self._device), float("-inf"))
+        zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._transfers.device)
+        return zeros.masked_fill_(self._transfers.to_device(torch.from_numpy(hidden)), float("-inf"))
 
     def _tensor(self, values: Int64s) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return self._transfers.to_device(torch.from_numpy(values))
 
 
 def _decode(

@@ -21,6 +21,7 @@ from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMe
 from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.sampling import TokenSampling
+from mmserve.model_backend.platforms.transfers import Transfers
 
 
 class ForwardExecutor(Protocol):
@@ -89,6 +90,8 @@ class Platform(Protocol):
         ...
 
     def sampling(self) -> TokenSampling: ...
+
+    def transfers(self) -> Transfers: ...
 
     def choose_ways(self, ways: KernelWays) -> None:
         """Once the model is loaded: compute its products in the fastest way. At the first start this measures.

@@ -26,6 +26,7 @@ from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.sampling import TokenSampling, TorchSampling
+from mmserve.model_backend.platforms.transfers import PlainTransfers, Transfers
 from mmserve.runtime.errors import StartupError
 
 
@@ -200,13 +201,16 @@ class TorchPlatform:
         )
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
-        return SdpaAttention(spec, self.dtype, self.device)
+        return SdpaAttention(spec, self.dtype, self.device, self.transfers())
 
     def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
         return EagerExecutor(model)
 
     def sampling(self) -> TokenSampling:
-        return TorchSampling()
+        return TorchSampling(self.transfers())
+
+    def transfers(self) -> Transfers:
+        return PlainTransfers(self.device)
 
     def allocate_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device).zero_()

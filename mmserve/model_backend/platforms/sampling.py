@@ -16,6 +16,7 @@ import torch
 
 from mmserve.model_backend.platforms import gumbel
 from mmserve.model_backend.platforms.thresholds import kth_largest, nucleus_floor
+from mmserve.model_backend.platforms.transfers import PlainTransfers, Transfers
 
 NOT_FINITE, NO_TOKEN_ALLOWED = -1, -2
 """In place of a token id, all of which are 0 or more. The kernels' own numbers."""
@@ -85,15 +86,17 @@ class TokenSampling(Protocol):
 class TorchSampling:
     """See ``TokenSampling``. The reference, for any device."""
 
+    def __init__(self, transfers: Transfers | None = None) -> None:
+        self._transfers = transfers or PlainTransfers(torch.device("cpu"))
+
     def finite(self, logits: torch.Tensor) -> torch.Tensor:
         return torch.isfinite(logits.sum(dim=-1))
 
     def ban(self, logits: torch.Tensor, rows: Sequence[int], allowed: torch.Tensor) -> None:
-        device = logits.device
-        shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
-        bits = (allowed.to(device).unsqueeze(-1) >> shifts) & 1
+        words, index = self._transfers.to_device(allowed), self._transfers.to_device(torch.tensor(rows))
+        shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=logits.device)
+        bits = (words.unsqueeze(-1) >> shifts) & 1
         banned = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
-        index = torch.tensor(rows, device=device)
         logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(banned, float("-inf")))
 
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
@@ -103,28 +106,30 @@ class TorchSampling:
         size = max(1, _CPU_CHUNK_ELEMENTS // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(random))
         for first in range(0, len(random), size):
             chunk = random[first : first + size]
-            chosen[chunk] = _draw(logits[chunk], [draws[index] for index in chunk])
+            rows = self._transfers.to_device(torch.tensor(chunk))
+            chosen[rows] = self._draw(logits[rows], [draws[index] for index in chunk])
         chosen.masked_fill_(~torch.isfinite(largest) if may_ban else ~self.finite(logits), NOT_FINITE)
         return chosen.masked_fill_(largest == float("-inf"), NO_TOKEN_ALLOWED) if may_ban else chosen
+
+    def _draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """int64 [R] from float32 [R, vocab], which it overwrites: weights, top-k, top-p, min-p, Gumbel-max."""
+        numbers = [(draw.scale, max(draw.top_k, 0), draw.top_p, draw.min_weight, *draw.key_halves) for draw in draws]
+        columns = self._transfers.to_device(torch.tensor(numbers, dtype=torch.float64))
+        scale, top_k, top_p, min_weight = (columns[:, index, None] for index in range(4))
+        weights = _weights_(logits, scale.float())
+        if any(draw.top_k > 0 for draw in draws):
+            weights.masked_fill_(weights < kth_largest(weights, top_k.long()), 0)
+        if any(draw.top_p < 1 for draw in draws):
+            weights.masked_fill_(weights < nucleus_floor(weights, _needed(weights, top_p)), 0)
+        if any(draw.min_p > 0 for draw in draws):
+            weights.masked_fill_(weights < min_weight.float(), 0)
+        return gumbel.draw(weights, columns[:, 4:].long())
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":  # numpy's argmax is vectorised: ten times as fast over a large vocabulary
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
-
-
-def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """int64 [R] from float32 [R, vocab], which it overwrites: weights, top-k, top-p, min-p, Gumbel-max."""
-    weights = _weights_(logits, _column([draw.scale for draw in draws], logits))
-    if any(draw.top_k > 0 for draw in draws):
-        ks = _column([max(draw.top_k, 0) for draw in draws], logits, torch.int64)
-        weights.masked_fill_(weights < kth_largest(weights, ks), 0)
-    if any(draw.top_p < 1 for draw in draws):
-        weights.masked_fill_(weights < nucleus_floor(weights, _needed(weights, draws)), 0)
-    if any(draw.min_p > 0 for draw in draws):
-        weights.masked_fill_(weights < _column([draw.min_weight for draw in draws], weights), 0)
-    return gumbel.draw(weights, torch.tensor([draw.key_halves for draw in draws], device=weights.device))
 
 
 def _weights_(logits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -140,14 +145,8 @@ def _weights_(logits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return powers.mul_(bits.view(torch.float32)).round_()
 
 
-def _needed(weights: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def _needed(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """int64 [R, 1]: the part of each row's sum that top-p keeps, rounded down, at least 1; 0 where top-p is off. The
     product is in double precision on every platform."""
     totals = weights.sum(dim=-1, keepdim=True, dtype=torch.int64)
-    top_p = _column([draw.top_p for draw in draws], weights, torch.float64)
     return (totals.double() * top_p).long().clamp_(min=1).masked_fill_(top_p >= 1, 0)
-
-
-def _column(values: Sequence[float], matching: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """[R, 1] on the device of ``matching``."""
-    return torch.tensor(values, dtype=dtype, device=matching.device)[:, None]

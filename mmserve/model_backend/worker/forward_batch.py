@@ -15,6 +15,7 @@ import torch
 
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.attention.interface import AttentionInput, MetadataBuilder
+from mmserve.model_backend.platforms.transfers import Transfers
 from mmserve.model_backend.worker.input_batch import InputBatch, Int64s
 from mmserve.model_backend.worker.prompt_outputs import PromptOutputs, select_outputs
 
@@ -48,6 +49,7 @@ def build_forward_batch(
     last_token: torch.Tensor,
     vocab_size: int,
     builder: MetadataBuilder[Any],
+    transfers: Transfers,
 ) -> ForwardBatch:
     """Tensors on the device of ``last_token``: int64 [slots], the token that each slot sampled last.
 
@@ -73,14 +75,12 @@ def build_forward_batch(
     slot_mapping = input_batch.slot_mapping(np.repeat(slots, counts), indices)
     image_ends = _image_ends(input_batch, ordered, first_rows, indices) if input_batch.whole_images else None
     rotary = input_batch.rotary_positions.of_rows(slots, starts, counts, indices)
-    output_rows, prompt_outputs = select_outputs(
-        input_batch, ordered, first_rows, sampling_rows, vocab_size, last_token.device
-    )
-    positions_, logits_indices = (torch.from_numpy(values).to(last_token.device) for values in (rotary, output_rows))
+    output_rows, prompt_outputs = select_outputs(input_batch, ordered, first_rows, sampling_rows, vocab_size, transfers)
+    positions_, logits_indices = (transfers.to_device(torch.from_numpy(values)) for values in (rotary, output_rows))
     return ForwardBatch(
         steps=ordered,
         first_rows=tuple(first_rows.tolist()),
-        token_ids=_token_ids(input_batch, ordered, last_token, vocab_size),
+        token_ids=_token_ids(input_batch, ordered, last_token, vocab_size, transfers),
         positions=positions_,
         metadata=builder.build(AttentionInput(slots, starts, counts, input_batch.blocks, slot_mapping, image_ends)),
         sample_slots=sample_slots,
@@ -118,7 +118,11 @@ def _image_ends(
 
 
 def _token_ids(
-    input_batch: InputBatch, steps: Sequence[SequenceStep], last_token: torch.Tensor, vocab_size: int
+    input_batch: InputBatch,
+    steps: Sequence[SequenceStep],
+    last_token: torch.Tensor,
+    vocab_size: int,
+    transfers: Transfers,
 ) -> torch.Tensor:
     """int64 [T]: tokens that were sampled here from ``last_token``, all others from the host."""
     parts: list[Int64s] = []
@@ -132,14 +136,13 @@ def _token_ids(
             parts.append(input_batch[step.slot].chunk(step.start, step.num_tokens))
             if step.draft:
                 parts.append(np.array(step.draft, dtype=np.int64))
-    device = last_token.device
     if len(sampled_rows) == len(steps):
-        return last_token.index_select(0, torch.tensor(sampled_slots, device=device))
+        return last_token.index_select(0, transfers.to_device(torch.tensor(sampled_slots)))
     ids = np.concatenate(parts)
-    token_ids = torch.from_numpy(np.where(ids < vocab_size, ids, 0)).to(device)
+    token_ids = transfers.to_device(torch.from_numpy(np.where(ids < vocab_size, ids, 0)))
     if sampled_rows:
-        sampled = last_token.index_select(0, torch.tensor(sampled_slots, device=device))
-        token_ids.index_copy_(0, torch.tensor(sampled_rows, device=device), sampled)
+        rows, slots = transfers.to_device(torch.tensor([sampled_rows, sampled_slots]))
+        token_ids.index_copy_(0, rows, last_token.index_select(0, slots))
     return token_ids
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from mmserve.messages.step import Proposal, SlotFailure, StepResult
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED
+from mmserve.model_backend.platforms.transfers import HostCopy
 from mmserve.model_backend.worker.input_batch import Slot
 from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT, PromptResults
 from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED
@@ -25,8 +24,8 @@ class SampledRows:
     """In the order of ``tokens``. A slot with a draft has several rows, one after another."""
     sequences: Sequence[Slot]
     """The sequences in ``slots``."""
-    tokens: torch.Tensor
-    """int64 [S] on the device: token ids, keys of FAILURES, GRAMMAR_PENDING or UNVERIFIED."""
+    tokens: HostCopy
+    """int64 [S]: token ids, keys of FAILURES, GRAMMAR_PENDING or UNVERIFIED. Log-probabilities arrive before them."""
     logprobs: ModelLogprobs | None
     """On rank 0."""
     known_tokens: Sequence[int] | None = None
@@ -58,6 +57,13 @@ class InFlight:
     in_parts: bool = False
     """The plan could not be computed at once, so its time says nothing about other plans."""
     out_of_memory: bool = False
+
+    def wait(self) -> None:
+        """Wait until the device has computed the plan. Any thread may call it."""
+        for rows in self.sampled:
+            rows.tokens.wait()
+        for results in self.prompts:
+            results.wait()
 
     def add_failure(self, slot: int, message: str) -> None:
         """The slot's sequence could not be computed."""

@@ -108,7 +108,8 @@ class ModelRunner:
         self._has_draft_model = deployment.draft is not None
         self._proposals = Proposals(draft, tp, self._errors, platform.device)
         sampler = _sampler(deployment, platform) if tp.rank == 0 else None
-        self._sampling = TokenSampling(sampler, tp, self._errors, platform.device, config.max_num_seqs)
+        self._transfers = platform.transfers()
+        self._sampling = TokenSampling(sampler, tp, self._errors, self._transfers, config.max_num_seqs)
         self.faults = NO_FAULTS
 
     @property
@@ -227,6 +228,7 @@ class ModelRunner:
             self._sampling.last_token,
             self._vocab_size,
             self._metadata_builder,
+            self._transfers,
         )
 
     def _compute(self, batch: ForwardBatch) -> _Computed:
@@ -241,7 +243,9 @@ class ModelRunner:
         )
         prompts = None
         if (wanted := batch.prompt_outputs) is not None:
-            prompts = compute_prompt_results(self._model, outputs, wanted, self._vocab_size, self._tp.rank)
+            prompts = compute_prompt_results(
+                self._model, outputs, wanted, self._vocab_size, self._tp.rank, self._transfers
+            )
             outputs = outputs[wanted.sampling]
         return _Computed([], self._model.logits(outputs) if batch.sample_slots else None, prompts)
 
@@ -255,4 +259,4 @@ def _sampler(deployment: Deployment, platform: Platform) -> Sampler:
         deployment.cpu_threads,
         jumps=deployment.config.jump_forward,
     )
-    return Sampler(vocab_size, platform.device, sampling, grammars, deployment.model.image_token_id)
+    return Sampler(vocab_size, sampling, platform.transfers(), grammars, deployment.model.image_token_id)

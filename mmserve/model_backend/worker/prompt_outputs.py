@@ -15,6 +15,7 @@ import torch
 from mmserve.messages.logprobs import NO_TOKEN
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.platforms.transfers import HostCopy, Transfers
 from mmserve.model_backend.worker.input_batch import InputBatch, Int64s, Slot
 from mmserve.model_backend.worker.sampling.logprobs import most_likely
 
@@ -61,7 +62,7 @@ def select_outputs(
     first_rows: Int64s,
     sampling_rows: Int64s,
     vocab_size: int,
-    device: torch.device,
+    transfers: Transfers,
 ) -> tuple[Int64s, PromptOutputs | None]:
     """Rows of the forward pass whose outputs are wanted, ascending, and what they are wanted for besides sampling."""
     if not input_batch.asking:
@@ -81,7 +82,7 @@ def select_outputs(
     scored_rows = np.concatenate([_NO_ROWS, *(chunk.batch_rows for chunk in chunks)])
     rows = np.unique(np.concatenate((sampling_rows, scored_rows, pooled_rows)).astype(np.int64))
     scored, pooled, sampling = (
-        torch.from_numpy(np.searchsorted(rows, wanted)).to(device)
+        transfers.to_device(torch.from_numpy(np.searchsorted(rows, wanted)))
         for wanted in (scored_rows, np.array(pooled_rows, dtype=np.int64), sampling_rows)
     )
     return rows, PromptOutputs(tuple(chunks), scored, tuple(pooled_slots), pooled, sampling)
@@ -102,21 +103,26 @@ def _scored_chunk(slot: Slot, step: SequenceStep, first_row: int, vocab_size: in
 
 @dataclass(frozen=True)
 class PromptResults:
-    """On rank 0: tensors on the device until ``rows`` and ``embeddings`` read them."""
+    """On rank 0: on their way to the host."""
 
     chunks: tuple[ScoredChunk, ...]
-    own: torch.Tensor
+    own: HostCopy
     """float32 [K of all chunks]: log-probability of each text token."""
-    likely: tuple[torch.Tensor, torch.Tensor] | None
+    likely: tuple[HostCopy, HostCopy] | None
     """Ids and log-probabilities [K, n] of the most likely tokens, if any chunk reports some."""
     pooled_slots: tuple[int, ...]
-    pooled: torch.Tensor
+    pooled: HostCopy
     """float32 [P, hidden]."""
 
+    def wait(self) -> None:
+        """Wait for the copies. Any thread may call it."""
+        for copy in (self.own, self.pooled, *(self.likely or ())):
+            copy.wait()
+
     def rows(self) -> Iterator[tuple[int, bytes | None]]:
-        """(slot, packed rows of its chunk; None if they are not finite). Waits for the device."""
-        own = self.own.cpu().numpy()
-        ids, values = (None, None) if self.likely is None else _sorted(*self.likely)
+        """(slot, packed rows of its chunk; None if they are not finite). Waits for the copies."""
+        own = self.own.wait().numpy()
+        ids, values = (None, None) if self.likely is None else _sorted(*(copy.wait() for copy in self.likely))
         end = 0
         for chunk in self.chunks:
             start, end = end, end + len(chunk.text_rows)
@@ -131,19 +137,24 @@ class PromptResults:
             yield chunk.slot, rows.tobytes() if np.isfinite(rows["logprob"]).all() else None
 
     def embeddings(self) -> Iterator[tuple[int, bytes | None]]:
-        """(slot, float32 [hidden]; None if it is not finite). Waits for the device."""
-        for slot, values in zip(self.pooled_slots, self.pooled.cpu().numpy(), strict=True):
+        """(slot, float32 [hidden]; None if it is not finite). Waits for the copy."""
+        for slot, values in zip(self.pooled_slots, self.pooled.wait().numpy(), strict=True):
             yield slot, values.tobytes() if np.isfinite(values).all() else None
 
 
 def compute_prompt_results(
-    model: DecoderModel, outputs: torch.Tensor, wanted: PromptOutputs, vocab_size: int, rank: int
+    model: DecoderModel,
+    outputs: torch.Tensor,
+    wanted: PromptOutputs,
+    vocab_size: int,
+    rank: int,
+    transfers: Transfers,
 ) -> PromptResults | None:
     """From the outputs [S, hidden] of a forward pass; None on other ranks than 0. All ranks call it: logits are a
     collective."""
     reports_likely = any(chunk.top for chunk in wanted.chunks)
     targets = torch.from_numpy(np.concatenate([_NO_ROWS, *(chunk.token_ids for chunk in wanted.chunks)]))
-    targets = targets.to(outputs.device)
+    targets = transfers.to_device(targets)
     own, likely_ids, likely_values = [], [], []
     size = max(1, _PIECE_LOGITS // vocab_size)
     for first in range(0, len(targets), size):
@@ -160,9 +171,12 @@ def compute_prompt_results(
     if rank:
         return None
     pooled = model.normalized(outputs[wanted.pooled]).float()
-    likely = (torch.cat(likely_ids), torch.cat(likely_values)) if likely_ids else None
+    likely = None
+    if likely_ids:
+        likely = transfers.to_host(torch.cat(likely_ids)), transfers.to_host(torch.cat(likely_values))
+    all_own = torch.cat(own) if own else pooled.new_empty(0)
     return PromptResults(
-        wanted.chunks, torch.cat(own) if own else pooled.new_empty(0), likely, wanted.pooled_slots, pooled
+        wanted.chunks, transfers.to_host(all_own), likely, wanted.pooled_slots, transfers.to_host(pooled)
     )
 
 
@@ -170,7 +184,7 @@ def _sorted(
     ids: torch.Tensor, values: torch.Tensor
 ) -> tuple[Int64s, np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
     """Most likely first; equal ones by id, as with sampled tokens."""
-    ids_, values_ = ids.cpu().numpy(), values.cpu().numpy()
+    ids_, values_ = ids.numpy(), values.numpy()
     order = np.lexsort((ids_, -values_), axis=-1)
     return np.take_along_axis(ids_, order, axis=-1), np.take_along_axis(values_, order, axis=-1)
 

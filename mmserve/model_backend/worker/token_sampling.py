@@ -13,6 +13,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import is_fatal_device_error
+from mmserve.model_backend.platforms.transfers import Transfers
 from mmserve.model_backend.worker.in_flight import InFlight, SampledRows
 from mmserve.model_backend.worker.input_batch import Int64s, Slot
 from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED, DraftSampling, row_positions
@@ -28,13 +29,13 @@ class TokenSampling:
     """One rank's part. ``sampler`` is None on all ranks but rank 0."""
 
     def __init__(
-        self, sampler: Sampler | None, tp: TpGroup, errors: StepErrors, device: torch.device, max_num_seqs: int
+        self, sampler: Sampler | None, tp: TpGroup, errors: StepErrors, transfers: Transfers, max_num_seqs: int
     ) -> None:
         self._sampler = sampler
         self._tp = tp
         self._errors = errors
-        self._device = device
-        self.last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._transfers = transfers
+        self.last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=transfers.device)
         """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host."""
         self._uncollected: deque[InFlight] = deque()
 
@@ -70,28 +71,31 @@ class TokenSampling:
             drawn, error = self._errors.catch(self._draw, self._sampler, logits, slots, sequences, drafts)
             tokens, logprobs, told = drawn or (self._errors.tokens_for(error, len(slots)), None, told)
         else:
-            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._transfers.device)
         tokens = self._tp.broadcast(tokens)
         if error := self._errors.in_tokens(error, tokens):
             return error
-        rows = SampledRows(slots, sequences, tokens, logprobs, told=told)
+        rows = SampledRows(slots, sequences, self._transfers.to_host(tokens), logprobs, told=told)
         in_flight.sampled.append(rows)
-        self._keep(rows, has_drafts=bool(drafts))
+        self._keep(rows, tokens, has_drafts=bool(drafts))
         return None
 
-    def _keep(self, rows: SampledRows, *, has_drafts: bool) -> None:
+    def _keep(self, rows: SampledRows, tokens: torch.Tensor, *, has_drafts: bool) -> None:
         """Keep the last token of each slot. With drafts this waits for the tokens, whose number is not known else."""
-        slots, sequences, tokens = rows.slots, rows.sequences, rows.tokens
+        slots, sequences = rows.slots, rows.sequences
         if has_drafts:
             self._read(rows)
             sampled = [row for row, token_id in enumerate(rows.known_tokens or ()) if token_id != UNVERIFIED]
             last_rows = list({slots[row]: row for row in sampled}.values())
-            slots, tokens = [slots[row] for row in last_rows], tokens[last_rows]
+            slots, tokens = [slots[row] for row in last_rows], tokens[self._index(last_rows)]
             sequences = [sequences[row] for row in sampled]
         # A row without a token gets token 0, so that a plan already in flight for its slot can still be computed.
-        self.last_token.index_copy_(0, torch.tensor(slots, device=tokens.device), tokens.clamp(min=0))
+        self.last_token.index_copy_(0, self._index(slots), tokens.clamp(min=0))
         for sequence in sequences:
             sequence.length += 1
+
+    def _index(self, numbers: Sequence[int]) -> torch.Tensor:
+        return self._transfers.to_device(torch.tensor(numbers))
 
     def launched(self, in_flight: InFlight) -> None:
         """The plan's steps have been issued."""
@@ -134,7 +138,7 @@ class TokenSampling:
             SampleRow(slot, sequence.sampling, position)
             for slot, sequence, position in zip(slots, sequences, positions, strict=True)
         ]
-        logprobs = ModelLogprobs(logits, rows)
+        logprobs = ModelLogprobs(logits, rows, self._transfers)
         if not drafts:
             tokens, told = sampler.sample(logits, rows), frozenset[int]()
             logprobs.compute(tokens)
@@ -159,8 +163,8 @@ class TokenSampling:
     def _read(self, rows: SampledRows) -> None:
         if rows.known_tokens is not None:
             return
-        rows.known_tokens = rows.tokens.tolist()
-        for row, token_id in enumerate(rows.known_tokens):
+        rows.known_tokens = tokens = rows.tokens.wait().tolist()
+        for row, token_id in enumerate(tokens):
             if token_id == UNVERIFIED:
                 continue
             rows.sequences[row].tokens.append(max(token_id, 0))

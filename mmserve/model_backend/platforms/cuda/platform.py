@@ -13,7 +13,9 @@ from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_triton, triton_attention
 from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
 from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.transfers import Transfers
 
 
 class CudaPlatform(TorchPlatform):
@@ -39,6 +41,9 @@ class CudaPlatform(TorchPlatform):
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
         found = triton_attention(self._attention, spec, self.dtype, kv_dtype, Gpu.of(self.device))
         return super().attention(spec, kv_dtype) if found is None else found
+
+    def transfers(self) -> Transfers:
+        return CudaTransfers(self.device)
 
     def release_cached_memory(self) -> None:
         torch.cuda.empty_cache()

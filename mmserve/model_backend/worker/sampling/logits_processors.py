@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.platforms.transfers import Transfers
 from mmserve.model_backend.worker.sampling.token_bans import AllowedTokens, BadWords, MinTokens
 
 _MIN_CAPACITY = 64
@@ -54,23 +55,23 @@ class LogitsProcessor(Protocol):
         ...
 
 
-def make_processors(vocab_size: int, device: torch.device) -> list[LogitsProcessor]:
+def make_processors(vocab_size: int, transfers: Transfers) -> list[LogitsProcessor]:
     """All processors, in the order in which they apply. Bans come first: -inf stays -inf whatever is added to it or
     multiplied with it."""
     bans: list[LogitsProcessor] = [
-        AllowedTokens(vocab_size, device),
-        BadWords(vocab_size, device),
-        MinTokens(vocab_size, device),
+        AllowedTokens(vocab_size, transfers),
+        BadWords(vocab_size, transfers),
+        MinTokens(vocab_size, transfers),
     ]
-    return [*bans, Penalties(vocab_size, device), LogitBias(vocab_size, device)]
+    return [*bans, Penalties(vocab_size, transfers), LogitBias(vocab_size, transfers)]
 
 
 class Penalties:
     """Repetition penalty (Keskar et al. 2019) on tokens of prompt and output; presence and frequency penalties
     (OpenAI's definition) on tokens of the output."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
+    def __init__(self, vocab_size: int, transfers: Transfers) -> None:
+        self._vocab_size, self._transfers = vocab_size, transfers
         self._repetition: dict[int, _RepetitionPenalty] = {}
         self._occurrence: dict[int, _OccurrencePenalties] = {}
 
@@ -81,10 +82,10 @@ class Penalties:
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if sampling.repetition_penalty != 1.0:
             tokens = self._in_vocabulary(np.concatenate((prompt, output)))
-            self._repetition[slot] = _RepetitionPenalty(sampling.repetition_penalty, tokens, self._device)
+            self._repetition[slot] = _RepetitionPenalty(sampling.repetition_penalty, tokens, self._transfers)
         if sampling.presence_penalty or sampling.frequency_penalty:
             self._occurrence[slot] = _OccurrencePenalties(
-                sampling.presence_penalty, sampling.frequency_penalty, self._in_vocabulary(output), self._device
+                sampling.presence_penalty, sampling.frequency_penalty, self._in_vocabulary(output), self._transfers
             )
         return slot in self._repetition or slot in self._occurrence
 
@@ -114,8 +115,8 @@ class Penalties:
 class LogitBias:
     """Adds the request's bias to the logits that it names."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
+    def __init__(self, vocab_size: int, transfers: Transfers) -> None:
+        self._vocab_size, self._transfers = vocab_size, transfers
         self._biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
@@ -124,8 +125,8 @@ class LogitBias:
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if bias := {token: value for token, value in sampling.logit_bias.items() if 0 <= token < self._vocab_size}:
-            values = torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device)
-            self._biases[slot] = torch.tensor(list(bias), device=self._device), values
+            values = self._transfers.to_device(torch.tensor(list(bias.values()), dtype=torch.float32))
+            self._biases[slot] = self._transfers.to_device(torch.tensor(list(bias))), values
         return False
 
     def remove_slot(self, slot: int) -> None:
@@ -144,11 +145,11 @@ class LogitBias:
 class _RepetitionPenalty:
     """Divides positive logits of a slot's distinct tokens by the penalty and multiplies the others with it."""
 
-    def __init__(self, penalty: float, tokens: Int64s, device: torch.device) -> None:
+    def __init__(self, penalty: float, tokens: Int64s, transfers: Transfers) -> None:
         self._penalty = penalty
         distinct = np.unique(tokens)
         self._seen = set(distinct.tolist())
-        self._ids = _GrowingTensor(torch.from_numpy(distinct).to(device))
+        self._ids = _GrowingTensor(transfers.to_device(torch.from_numpy(distinct)))
 
     def add(self, token_id: int) -> None:
         if token_id not in self._seen:
@@ -164,14 +165,14 @@ class _RepetitionPenalty:
 class _OccurrencePenalties:
     """Subtracts ``presence + frequency * count`` from the logits of a slot's distinct output tokens."""
 
-    def __init__(self, presence: float, frequency: float, output: Int64s, device: torch.device) -> None:
+    def __init__(self, presence: float, frequency: float, output: Int64s, transfers: Transfers) -> None:
         self._presence, self._frequency = presence, frequency
         distinct, counts = np.unique(output, return_counts=True)
         self._counts = counts.tolist()
         self._index = {token_id: index for index, token_id in enumerate(distinct.tolist())}
-        self._ids = _GrowingTensor(torch.from_numpy(distinct).to(device))
+        self._ids = _GrowingTensor(transfers.to_device(torch.from_numpy(distinct)))
         # Negative, so that they can be added in place.
-        changes = torch.from_numpy(-(presence + frequency * counts)).to(device, torch.float32)
+        changes = transfers.to_device(torch.from_numpy(-(presence + frequency * counts)).float())
         self._changes = _GrowingTensor(changes)
 
     def add(self, token_id: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from mmserve.messages.logprobs import MAX_TOP, pack
+from mmserve.model_backend.platforms.transfers import HostCopy, Transfers
 from mmserve.model_backend.worker.sampling.sampler import SampleRow
 
 
@@ -20,34 +21,41 @@ class ModelLogprobs:
     Costs nothing when no row asked.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    def __init__(self, logits: torch.Tensor, rows: Sequence[SampleRow], transfers: Transfers) -> None:
+        self._transfers = transfers
         self._requested = [(index, top) for index, row in enumerate(rows) if (top := row.sampling.logprobs) is not None]
-        self._logits = logits[[index for index, _ in self._requested]] if self._requested else None
-        self._own: torch.Tensor | None = None
-        self._top: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._logits: torch.Tensor | None = None
+        if self._requested:
+            self._rows = transfers.to_device(torch.tensor([index for index, _ in self._requested]))
+            self._logits = logits[self._rows]
+        self._own: HostCopy | None = None
+        self._top: tuple[HostCopy, HostCopy] | None = None
 
     def compute(self, chosen: torch.Tensor) -> None:
         """``chosen``: int64 [S], each row's token, negative if it has none. Does not wait for the device."""
         if self._logits is None:
             return
         logprobs = torch.log_softmax(self._logits, dim=-1, dtype=torch.float32)
-        tokens = chosen[[index for index, _ in self._requested]].clamp(min=0)
-        self._own = logprobs.gather(1, tokens[:, None]).squeeze(1)
+        tokens = chosen[self._rows].clamp(min=0)
+        self._own = self._transfers.to_host(logprobs.gather(1, tokens[:, None]).squeeze(1))
         if any(top for _, top in self._requested):
-            self._top = most_likely(logprobs)
+            ids, values = most_likely(logprobs)
+            self._top = self._transfers.to_host(ids), self._transfers.to_host(values)
         self._logits = None
 
     def pack(self, chosen: Sequence[int]) -> list[tuple[int, bytes]]:
-        """(row, packed log-probabilities) for the rows that asked and got a token; ``chosen`` as in ``compute``."""
+        """(row, packed log-probabilities) for the rows that asked and got a token; ``chosen`` as in ``compute``.
+
+        Waits for the copies, which are done when that of the tokens is."""
         if self._own is None:
             return []
         likely: Sequence[list[tuple[int, float]]] = [[]] * len(self._requested)
         if self._top is not None:
-            ids, values = self._top
-            likely = [_sorted(*pair) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+            ids, values = (copy.wait().tolist() for copy in self._top)
+            likely = [_sorted(*pair) for pair in zip(ids, values, strict=True)]
         return [
             (index, pack([(chosen[index], logprob), *pairs[:top]]))
-            for (index, top), logprob, pairs in zip(self._requested, self._own.tolist(), likely, strict=True)
+            for (index, top), logprob, pairs in zip(self._requested, self._own.wait().tolist(), likely, strict=True)
             if chosen[index] >= 0
         ]
 

@@ -15,6 +15,7 @@ import torch
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TokenSampling
+from mmserve.model_backend.platforms.transfers import Transfers
 from mmserve.model_backend.worker.sampling.counter_random import random_key
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GrammarMasks
 from mmserve.model_backend.worker.sampling.logits_processors import Int64s, LogitsProcessor, make_processors
@@ -50,15 +51,15 @@ class Sampler:
     def __init__(
         self,
         vocab_size: int,
-        device: torch.device,
         sampling: TokenSampling,
+        transfers: Transfers,
         grammars: GrammarMasks | None = None,
         image_token_id: int | None = None,
     ) -> None:
-        self._sampling = sampling
+        self._sampling, self._transfers = sampling, transfers
         self._image_token_id = image_token_id
         self._grammars = grammars
-        self._processors = make_processors(vocab_size, device)
+        self._processors = make_processors(vocab_size, transfers)
         self._to_update: dict[int, list[LogitsProcessor]] = {}
         self._failed: set[int] = set()
         """Slots that get no token, because a processor failed in ``add_slot``."""
@@ -132,7 +133,8 @@ class Sampler:
         for row, code in without_token.items():
             chosen[row] = code
         if self._failed:
-            chosen[[index for index, slot in enumerate(slots) if slot in self._failed]] = PROCESSOR_FAILED
+            failed = self._transfers.to_device(torch.tensor([slot in self._failed for slot in slots]))
+            chosen.masked_fill_(failed, PROCESSOR_FAILED)
         return chosen
 
 

@@ -9,6 +9,7 @@ import torch
 
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.attention.interface import Int64s
+from mmserve.model_backend.platforms.transfers import Transfers
 
 _BANNED = float("-inf")
 
@@ -16,8 +17,8 @@ _BANNED = float("-inf")
 class AllowedTokens:
     """Bans all tokens but those that the request allows."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
+    def __init__(self, vocab_size: int, transfers: Transfers) -> None:
+        self._vocab_size, self._transfers = vocab_size, transfers
         self._allowed: dict[int, torch.Tensor] = {}
 
     @property
@@ -26,7 +27,7 @@ class AllowedTokens:
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if sampling.allowed_token_ids:
-            self._allowed[slot] = _ids_in_vocabulary(sampling.allowed_token_ids, self._vocab_size, self._device)
+            self._allowed[slot] = _ids_in_vocabulary(sampling.allowed_token_ids, self._vocab_size, self._transfers)
         return False
 
     def remove_slot(self, slot: int) -> None:
@@ -45,8 +46,8 @@ class AllowedTokens:
 class BadWords:
     """Bans the token that would complete one of the request's bad words; one of a single token always."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
+    def __init__(self, vocab_size: int, transfers: Transfers) -> None:
+        self._vocab_size, self._transfers = vocab_size, transfers
         self._always: dict[int, torch.Tensor] = {}
         self._phrases: dict[int, _Phrases] = {}
 
@@ -56,7 +57,7 @@ class BadWords:
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if single := {word[0] for word in sampling.bad_words if len(word) == 1}:
-            self._always[slot] = _ids_in_vocabulary(single, self._vocab_size, self._device)
+            self._always[slot] = _ids_in_vocabulary(single, self._vocab_size, self._transfers)
         longer = [word for word in sampling.bad_words if len(word) > 1 and 0 <= word[-1] < self._vocab_size]
         if longer:
             self._phrases[slot] = phrases = _Phrases(longer)
@@ -76,7 +77,7 @@ class BadWords:
             if (always := self._always.get(slot)) is not None:
                 logits[row].index_fill_(0, always, _BANNED)
             if (phrases := self._phrases.get(slot)) and (completing := phrases.completing_tokens()):
-                logits[row].index_fill_(0, torch.tensor(completing, device=self._device), _BANNED)
+                logits[row].index_fill_(0, self._transfers.to_device(torch.tensor(completing)), _BANNED)
 
 
 class _Phrases:
@@ -105,8 +106,8 @@ class _Phrases:
 class MinTokens:
     """Bans the tokens that would end the sequence until the output has ``min_tokens`` tokens."""
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
+    def __init__(self, vocab_size: int, transfers: Transfers) -> None:
+        self._vocab_size, self._transfers = vocab_size, transfers
         self._num_left: dict[int, int] = {}
         self._banned: dict[int, torch.Tensor] = {}
 
@@ -117,7 +118,7 @@ class MinTokens:
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if sampling.ending_token_ids and len(output) < sampling.min_tokens:
             self._num_left[slot] = sampling.min_tokens - len(output)
-            self._banned[slot] = _ids_in_vocabulary(sampling.ending_token_ids, self._vocab_size, self._device)
+            self._banned[slot] = _ids_in_vocabulary(sampling.ending_token_ids, self._vocab_size, self._transfers)
         return slot in self._banned
 
     def remove_slot(self, slot: int) -> None:
@@ -138,8 +139,7 @@ class MinTokens:
                 logits[row].index_fill_(0, banned, _BANNED)
 
 
-def _ids_in_vocabulary(token_ids: Iterable[int], vocab_size: int, device: torch.device) -> torch.Tensor:
+def _ids_in_vocabulary(token_ids: Iterable[int], vocab_size: int, transfers: Transfers) -> torch.Tensor:
     """int64 [n], without the ids that the model does not have."""
-    return torch.tensor(
-        [token_id for token_id in token_ids if 0 <= token_id < vocab_size], dtype=torch.int64, device=device
-    )
+    found = [token_id for token_id in token_ids if 0 <= token_id < vocab_size]
+    return transfers.to_device(torch.tensor(found, dtype=torch.int64))

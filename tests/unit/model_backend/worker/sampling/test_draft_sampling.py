@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import TorchSampling
+from mmserve.model_backend.platforms.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED, DraftSampling, row_positions
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 
@@ -29,7 +30,7 @@ PARAMETERS: list[dict[str, Any]] = [
 
 
 def sampler(sequences: list[SamplingParams]) -> Sampler:
-    made = Sampler(VOCAB, torch.device("cpu"), TorchSampling())
+    made = Sampler(VOCAB, TorchSampling(), PlainTransfers(torch.device("cpu")))
     for slot, params in enumerate(sequences):
         made.add_slot(slot, params, PROMPT, np.array([], dtype=np.int64))
     return made

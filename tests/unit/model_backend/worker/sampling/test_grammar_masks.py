@@ -17,6 +17,7 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.grammar.sources import regex_grammar
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import TorchSampling
+from mmserve.model_backend.platforms.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling import grammar_compiler
 from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GRAMMAR_PENDING, GrammarMasks
@@ -75,7 +76,7 @@ def test_masks_are_those_of_brute_force(masks: GrammarMasks) -> None:
 
 @pytest.mark.parametrize("grammar", [regex_grammar("(ab|a[0-9]{0,2})*", "x"), JSON])
 def test_any_draw_spells_a_text_of_the_grammar(masks: GrammarMasks, grammar: str) -> None:
-    sampler = Sampler(VOCAB, torch.device("cpu"), TorchSampling(), masks)
+    sampler = Sampler(VOCAB, TorchSampling(), PlainTransfers(torch.device("cpu")), masks)
     generator = torch.Generator().manual_seed(0)
     outputs: list[list[int]] = [[] for _ in range(4)]
     rows = [SampleRow(slot, params(grammar, seed=slot), 0) for slot in range(4)]
@@ -132,7 +133,7 @@ def params(grammar: str = JSON, **changes: object) -> SamplingParams:
 
 
 def test_neither_bias_nor_penalties_bring_back_a_banned_token(masks: GrammarMasks) -> None:
-    sampler = Sampler(VOCAB, torch.device("cpu"), TorchSampling(), masks)
+    sampler = Sampler(VOCAB, TorchSampling(), PlainTransfers(torch.device("cpu")), masks)
     banned, brace = encode("x")[0], encode("{")[0]
     biased = params(temperature=0.0, logit_bias={banned: 100.0}, presence_penalty=-2.0, repetition_penalty=0.1)
     sampler.add_slot(0, biased, np.array([banned], dtype=np.int64), NOTHING)
@@ -227,7 +228,7 @@ def late(model: ModelSpec) -> LateCompiler:
 
 def test_a_row_whose_grammar_is_not_compiled_gets_no_token_and_others_do_not_wait(late: LateCompiler) -> None:
     masks = GrammarMasks(late, VOCAB, TorchSampling())
-    sampler = Sampler(VOCAB, torch.device("cpu"), TorchSampling(), masks)
+    sampler = Sampler(VOCAB, TorchSampling(), PlainTransfers(torch.device("cpu")), masks)
     rows = [SampleRow(0, params(temperature=0.0), 0), SampleRow(1, SamplingParams(max_tokens=5, temperature=0.0), 0)]
     for row in rows:
         sampler.add_slot(row.slot, row.sampling, NOTHING, NOTHING)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.platforms.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.logits_processors import make_processors
 
 VOCAB = 50
@@ -69,7 +70,7 @@ sequences = st.tuples(
 @given(st.lists(sequences, min_size=1, max_size=4), st.integers(0, 2**31))
 def test_processors_equal_the_formula_over_the_whole_sequence(batch: list[Any], seed: int) -> None:
     """Sequences enter with some output (a resumed request) and get several tokens at a time."""
-    processors = make_processors(VOCAB, torch.device("cpu"))
+    processors = make_processors(VOCAB, PlainTransfers(torch.device("cpu")))
     slots = [3 * index for index in range(len(batch))]
     for slot, (sampling, prompt, output, _) in zip(slots, batch, strict=True):
         for processor in processors:
@@ -100,7 +101,7 @@ def test_a_slot_keeps_nothing_of_the_sequence_before() -> None:
         allowed_token_ids=(6, 7),
         bad_words=((7,), (2, 8), (5, 9)),
     )
-    processors = make_processors(VOCAB, torch.device("cpu"))
+    processors = make_processors(VOCAB, PlainTransfers(torch.device("cpu")))
     logits = torch.ones(1, VOCAB)
     for processor in processors:
         processor.add_slot(0, sampling, np.array([1]), np.array([2]))
@@ -111,7 +112,7 @@ def test_a_slot_keeps_nothing_of_the_sequence_before() -> None:
 
 
 def test_a_slot_without_parameters_has_no_state() -> None:
-    processors = make_processors(VOCAB, torch.device("cpu"))
+    processors = make_processors(VOCAB, PlainTransfers(torch.device("cpu")))
     nothing: Any = None
     for processor in processors:
         processor.add_slot(0, SamplingParams(max_tokens=9), np.array([1]), np.array([2]))
@@ -131,7 +132,7 @@ def test_what_a_bias_cannot_do() -> None:
         min_tokens=5,
     )
     logits = torch.ones(1, VOCAB)
-    for processor in make_processors(VOCAB, torch.device("cpu")):
+    for processor in make_processors(VOCAB, PlainTransfers(torch.device("cpu"))):
         processor.add_slot(0, sampling, np.array([1, 2, 3, 4]), np.array([8, 9]))
         processor.apply(logits, [0])
     assert torch.isfinite(logits[0]).nonzero().flatten().tolist() == [1]

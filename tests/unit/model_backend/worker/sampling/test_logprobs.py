@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NOT_FINITE, TorchSampling
+from mmserve.model_backend.platforms.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 from tests.fakes.checkpoints import VOCAB, make_llama
@@ -31,11 +32,11 @@ def row(**params: Any) -> SampleRow:
 
 def reported(logits: torch.Tensor, rows: list[SampleRow]) -> dict[int, list[tuple[int, float]]]:
     """By row: the log-probabilities of the tokens that a sampler chooses, for prompts of the tokens 1 and 2."""
-    sampler = Sampler(logits.shape[1], logits.device, TorchSampling())
+    sampler = Sampler(logits.shape[1], TorchSampling(), PlainTransfers(logits.device))
     rows = [each._replace(slot=slot) for slot, each in enumerate(rows)]
     for each in rows:
         sampler.add_slot(each.slot, each.sampling, np.array([1, 2]), np.array([], dtype=np.int64))
-    logprobs = ModelLogprobs(logits, rows)
+    logprobs = ModelLogprobs(logits, rows, PlainTransfers(logits.device))
     chosen = sampler.sample(logits, rows)
     logprobs.compute(chosen)
     return {index: unpack(packed) for index, packed in logprobs.pack(chosen.tolist())}
@@ -90,14 +91,14 @@ def test_a_row_that_is_not_finite_reports_nothing_and_changes_no_other() -> None
     found = reported(values, [row(temperature=0.0, logprobs=2)] * 3)
     assert sorted(found) == [0, 2]
     assert found[0] == found[2]
-    logprobs = ModelLogprobs(values, [row(logprobs=2)] * 3)
+    logprobs = ModelLogprobs(values, [row(logprobs=2)] * 3, PlainTransfers(values.device))
     logprobs.compute(torch.tensor([NOT_FINITE] * 3))
     assert logprobs.pack([NOT_FINITE] * 3) == []
 
 
 def test_without_requests_the_logits_are_not_read() -> None:
     logits: Any = None
-    logprobs = ModelLogprobs(logits, [row(), row()])
+    logprobs = ModelLogprobs(logits, [row(), row()], PlainTransfers(logits.device))
     logprobs.compute(torch.tensor([3, 4]))
     assert logprobs.pack([3, 4]) == []
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, TorchSampling
+from mmserve.model_backend.platforms.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 
 VOCAB = 600
@@ -37,7 +38,7 @@ def row(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params
 
 def sample(logits: torch.Tensor, requests: Sequence[Request], image_token_id: int | None = None) -> list[int]:
     """What a sampler chooses when request i is in slot i."""
-    sampler = Sampler(logits.shape[1], logits.device, TorchSampling(), image_token_id=image_token_id)
+    sampler = Sampler(logits.shape[1], TorchSampling(), PlainTransfers(logits.device), image_token_id=image_token_id)
     rows = []
     for slot, request in enumerate(requests):
         prompt, output = (np.array(tokens, dtype=np.int64) for tokens in (request.prompt, request.output))

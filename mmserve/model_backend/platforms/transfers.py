@@ -1,0 +1,63 @@
+"""Copies between the host and a device, without waiting for what the device still computes.
+
+Nothing else may move numbers between the two while a step is launched: torch's own ``to`` and ``tolist`` wait for all
+operations that were issued before, so the next step could not be launched while one is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class HostCopy(Protocol):
+    """A copy that is under way."""
+
+    def wait(self) -> torch.Tensor:
+        """The copy on the host, once it is there; at once when it was waited for before. Any thread may wait."""
+        ...
+
+
+class Transfers(Protocol):
+    """To and from one device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def late(self) -> bool:
+        """Operations return before the device has computed them, so the next step can be launched meanwhile."""
+        ...
+
+    def to_device(self, values: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host, on the device. ``values`` must not change before operations that read the result were
+        issued."""
+        ...
+
+    def to_host(self, values: torch.Tensor) -> HostCopy:
+        """Of what the operations issued so far make of ``values``. These must not change afterwards."""
+        ...
+
+
+class PlainTransfers:
+    """See ``Transfers``. For a device that computes at once: one that does not, is waited for."""
+
+    late = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def to_device(self, values: torch.Tensor) -> torch.Tensor:
+        return values.to(self.device)
+
+    def to_host(self, values: torch.Tensor) -> HostCopy:
+        return _Here(values)
+
+
+class _Here:
+    def __init__(self, values: torch.Tensor) -> None:
+        self._values = values
+
+    def wait(self) -> torch.Tensor:
+        return self._values.cpu()

@@ -1,0 +1,167 @@
+"""A device that computes late: operations on its tensors are put into a queue, which the host's waiting empties.
+
+The queue computes on the CPU what torch would have computed at once. An operation runs only when somebody waits for a
+copy of its result, or of a later one: later than on any GPU. Whoever reads a tensor of the device without such a wait,
+or mixes it with one of the host, gets an error: on a GPU that would wait for all that was launched before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mmserve.model_backend.platforms.reference import TorchPlatform
+
+DEVICE, _HOST = torch.device("meta"), torch.device("cpu")
+"""What the tensors say: they have shapes, and no memory that the host could read."""
+
+
+class HostSync(Exception):
+    """The host would have waited for the device."""
+
+
+class LateTensor(torch.Tensor):
+    """``numbers`` are there once the operation that makes them was computed."""
+
+    is_meta = False
+    shape_only: torch.Tensor
+    numbers: torch.Tensor | None
+
+    @staticmethod
+    def __new__(cls, shape_only: torch.Tensor, numbers: torch.Tensor | None = None) -> LateTensor:
+        size, stride, offset = shape_only.size(), shape_only.stride(), shape_only.storage_offset()
+        made: LateTensor = torch.Tensor._make_wrapper_subclass(
+            cls, size, strides=stride, storage_offset=offset, dtype=shape_only.dtype, device=DEVICE
+        )
+        made.shape_only, made.numbers = shape_only, numbers
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise HostSync(f"{function} on a tensor of the device by a thread that launches nothing")
+
+
+class LateDevice(TorchDispatchMode):
+    """``with``: operations of this thread on the device's tensors go into its queue.
+
+    ``loading``: they are computed at once, and tensors of the host may be copied to the device, as for weights.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loading = True
+        self._queue: deque[Callable[[], None]] = deque()
+        self._computing = threading.RLock()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        late = [each for each in leaves if isinstance(each, LateTensor)]
+        if not late and DEVICE not in leaves:
+            return function(*args, **kwargs)
+        if not self.loading and any(type(each) is torch.Tensor and each.dim() for each in leaves):
+            raise HostSync(f"{function} takes a tensor of the host")
+        if _HOST in leaves or "_local_scalar_dense" in str(function):
+            raise HostSync(f"{function} reads a tensor of the device")
+        known = {id(each.shape_only): each for each in late}
+        with torch.inference_mode(mode=False), torch.no_grad():
+            shapes = function(*tree_map(_shape_only, args), **tree_map(_shape_only, kwargs))
+            made = tree_map(lambda each: _late(each, known), shapes)
+        self.put(lambda: _compute(function, args, kwargs, made))
+        if self.loading:
+            self.finish()
+        return made
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._queue.append(work)
+
+    @torch.inference_mode()
+    def finish(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Compute what is queued, in order, until there is enough."""
+        with self._computing:
+            while self._queue and not until():
+                self._queue.popleft()()
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+
+def _shape_only(leaf: Any) -> Any:
+    return leaf.shape_only if isinstance(leaf, LateTensor) else leaf
+
+
+def _real(leaf: Any) -> Any:
+    if isinstance(leaf, LateTensor):
+        assert leaf.numbers is not None, "operations are computed in the order in which they were issued"
+        return leaf.numbers
+    return _HOST if leaf == DEVICE else leaf
+
+
+def _late(leaf: Any, known: dict[int, LateTensor]) -> Any:
+    """An operation in place returns its own argument."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return known[id(leaf)] if id(leaf) in known else LateTensor(leaf)
+
+
+def _compute(function: Any, args: Any, kwargs: Any, made: Any) -> None:
+    results = tree_leaves(function(*tree_map(_real, args), **tree_map(_real, kwargs)))
+    for late, real in zip(tree_leaves(made), results, strict=True):
+        if isinstance(late, LateTensor):
+            late.numbers = real
+
+
+class LateTransfers:
+    """See ``platforms.transfers.Transfers``."""
+
+    late = True
+    device = DEVICE
+
+    def __init__(self, queue: LateDevice) -> None:
+        self._queue = queue
+
+    def to_device(self, values: torch.Tensor) -> torch.Tensor:
+        assert type(values) is torch.Tensor, "a tensor of the host"
+        with _disable_current_modes():
+            return LateTensor(torch.empty_like(values, device=DEVICE), values.clone())
+
+    def to_host(self, values: torch.Tensor) -> _LateCopy:
+        assert isinstance(values, LateTensor)
+        return _LateCopy(self._queue, values)
+
+
+class _LateCopy:
+    def __init__(self, queue: LateDevice, values: LateTensor) -> None:
+        self._queue, self._values = queue, values
+        self._host: torch.Tensor | None = None
+        queue.put(self._copy)
+
+    def _copy(self) -> None:
+        assert self._values.numbers is not None
+        self._host = self._values.numbers.clone()
+
+    def wait(self) -> torch.Tensor:
+        self._queue.finish(lambda: self._host is not None)
+        assert self._host is not None
+        return self._host
+
+
+class LatePlatform(TorchPlatform):
+    """See ``platforms.interface.Platform``."""
+
+    def __init__(self, queue: LateDevice) -> None:
+        super().__init__(DEVICE, torch.float32)
+        self.queue = queue
+
+    def transfers(self) -> LateTransfers:
+        return LateTransfers(self.queue)
+
+    def wait_for_copies(self) -> None:
+        self.queue.finish()
