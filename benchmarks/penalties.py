@@ -19,7 +19,7 @@ import torch
 from benchmarks.load.report import Row, table, write_json
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.platforms.transfers import PlainTransfers
+from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 
 VOCAB_SIZE = 32_000

@@ -119,7 +119,7 @@ def _compute(function: Any, args: Any, kwargs: Any, made: Any) -> None:
 
 
 class LateTransfers:
-    """See ``platforms.transfers.Transfers``."""
+    """See ``model_backend.transfers.Transfers``."""
 
     late = True
     device = DEVICE

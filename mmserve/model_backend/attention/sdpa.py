@@ -26,7 +26,7 @@ from mmserve.model_backend.attention.interface import (
     StepLimits,
 )
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
-from mmserve.model_backend.platforms.transfers import PlainTransfers, Transfers
+from mmserve.model_backend.transfers import PlainTransfers, Transfers
 
 _Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 _SMALL_TABLE_BLOCKS = 16

@@ -21,7 +21,7 @@ from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMe
 from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.sampling import TokenSampling
-from mmserve.model_backend.platforms.transfers import Transfers
+from mmserve.model_backend.transfers import Transfers
 
 
 class ForwardExecutor(Protocol):

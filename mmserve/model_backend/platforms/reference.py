@@ -26,7 +26,7 @@ from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.sampling import TokenSampling, TorchSampling
-from mmserve.model_backend.platforms.transfers import PlainTransfers, Transfers
+from mmserve.model_backend.transfers import PlainTransfers, Transfers
 from mmserve.runtime.errors import StartupError
 
 

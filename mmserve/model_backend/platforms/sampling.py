@@ -16,7 +16,7 @@ import torch
 
 from mmserve.model_backend.platforms import gumbel
 from mmserve.model_backend.platforms.thresholds import kth_largest, nucleus_floor
-from mmserve.model_backend.platforms.transfers import PlainTransfers, Transfers
+from mmserve.model_backend.transfers import PlainTransfers, Transfers
 
 NOT_FINITE, NO_TOKEN_ALLOWED = -1, -2
 """In place of a token id, all of which are 0 or more. The kernels' own numbers."""

@@ -15,7 +15,7 @@ import torch
 
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.attention.interface import AttentionInput, MetadataBuilder
-from mmserve.model_backend.platforms.transfers import Transfers
+from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.worker.input_batch import InputBatch, Int64s
 from mmserve.model_backend.worker.prompt_outputs import PromptOutputs, select_outputs
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mmserve.messages.step import Proposal, SlotFailure, StepResult
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED
-from mmserve.model_backend.platforms.transfers import HostCopy
+from mmserve.model_backend.transfers import HostCopy
 from mmserve.model_backend.worker.input_batch import Slot
 from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT, PromptResults
 from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED

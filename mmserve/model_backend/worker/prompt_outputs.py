@@ -15,7 +15,7 @@ import torch
 from mmserve.messages.logprobs import NO_TOKEN
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.models.interface import DecoderModel
-from mmserve.model_backend.platforms.transfers import HostCopy, Transfers
+from mmserve.model_backend.transfers import HostCopy, Transfers
 from mmserve.model_backend.worker.input_batch import InputBatch, Int64s, Slot
 from mmserve.model_backend.worker.sampling.logprobs import most_likely
 

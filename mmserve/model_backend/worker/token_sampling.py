@@ -13,7 +13,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import is_fatal_device_error
-from mmserve.model_backend.platforms.transfers import Transfers
+from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.worker.in_flight import InFlight, SampledRows
 from mmserve.model_backend.worker.input_batch import Int64s, Slot
 from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED, DraftSampling, row_positions

@@ -15,7 +15,7 @@ from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from mmserve.model_backend.platforms.transfers import Transfers
+from mmserve.model_backend.transfers import Transfers
 
 
 class CudaPlatform(TorchPlatform):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from mmserve.model_backend.platforms.transfers import HostCopy
+from mmserve.model_backend.transfers import HostCopy
 
 
 class CudaTransfers:
-    """See ``platforms.transfers.Transfers``. Torch keeps pinned memory for later copies, and reuses a piece only once
-    the copy that reads it is done."""
+    """See ``model_backend.transfers.Transfers``.
+
+    Torch keeps pinned memory for later copies, and reuses a piece only once the copy that reads it is done.
+    """
 
     late = True
 

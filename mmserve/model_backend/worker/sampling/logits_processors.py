@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.platforms.transfers import Transfers
+from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.worker.sampling.token_bans import AllowedTokens, BadWords, MinTokens
 
 _MIN_CAPACITY = 64

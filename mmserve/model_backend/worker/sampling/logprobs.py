@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from mmserve.messages.logprobs import MAX_TOP, pack
-from mmserve.model_backend.platforms.transfers import HostCopy, Transfers
+from mmserve.model_backend.transfers import HostCopy, Transfers
 from mmserve.model_backend.worker.sampling.sampler import SampleRow
 
 

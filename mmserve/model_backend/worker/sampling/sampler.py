@@ -15,7 +15,7 @@ import torch
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TokenSampling
-from mmserve.model_backend.platforms.transfers import Transfers
+from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.worker.sampling.counter_random import random_key
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GrammarMasks
 from mmserve.model_backend.worker.sampling.logits_processors import Int64s, LogitsProcessor, make_processors

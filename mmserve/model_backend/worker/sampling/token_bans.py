@@ -9,7 +9,7 @@ import torch
 
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.attention.interface import Int64s
-from mmserve.model_backend.platforms.transfers import Transfers
+from mmserve.model_backend.transfers import Transfers
 
 _BANNED = float("-inf")
 

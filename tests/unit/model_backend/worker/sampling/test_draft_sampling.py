@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import TorchSampling
-from mmserve.model_backend.platforms.transfers import PlainTransfers
+from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED, DraftSampling, row_positions
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 

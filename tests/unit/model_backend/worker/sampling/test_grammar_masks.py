@@ -17,7 +17,7 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.grammar.sources import regex_grammar
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import TorchSampling
-from mmserve.model_backend.platforms.transfers import PlainTransfers
+from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling import grammar_compiler
 from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GRAMMAR_PENDING, GrammarMasks

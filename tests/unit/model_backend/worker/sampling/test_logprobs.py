@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NOT_FINITE, TorchSampling
-from mmserve.model_backend.platforms.transfers import PlainTransfers
+from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 from tests.fakes.checkpoints import VOCAB, make_llama

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, TorchSampling
-from mmserve.model_backend.platforms.transfers import PlainTransfers
+from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 
 VOCAB = 600
