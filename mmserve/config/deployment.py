@@ -77,6 +77,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         return activation_dtype(self.model, self.device, self.dtype)
 
     @property
+    def overlaps(self) -> bool:
+        """The next step is planned, and on a GPU launched, while one is computed."""
+        if self.config.overlap_scheduling is not None:
+            return self.config.overlap_scheduling
+        speculates = self.config.speculative != "none" or self.config.speculative_model is not None
+        return self.device == "cuda" and not speculates
+
+    @property
     def kv_dtype(self) -> KvDtype:
         """Of the KV cache."""
         return kv_dtype(self.config, self.dtype)

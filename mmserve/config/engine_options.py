@@ -96,8 +96,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = 140.0
     overlap_scheduling: Annotated[
-        bool, field("scheduling", "plan each step while the ranks still compute the one before it")
-    ] = False
+        bool | None,
+        field(
+            "scheduling",
+            "plan each step while the ranks still compute the one before it; default: on a GPU, without speculation",
+        ),
+    ] = None
     jump_forward: Annotated[
         bool,
         field("scheduling", "compute text that an answer's grammar forces in one step, not one token a step"),

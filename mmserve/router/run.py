@@ -54,7 +54,7 @@ def run(process: Process) -> None:
         scheduler = _scheduler(deployment, ready, metrics, None if feed is None else feed.recorder)
         metrics.add("cache_config_info", 1, str(ready.block_tokens), str(ready.num_blocks))
         process.ready({"kv_blocks": ready.num_blocks, "kv_tokens": ready.num_blocks * ready.block_tokens})
-        depth = 2 if config.overlap_scheduling else 1
+        depth = 2 if deployment.overlaps else 1
         inbox, faults = Inbox(receiver), process.fault_point()
         kv_tokens = ready.num_blocks * ready.block_tokens
         reports = None

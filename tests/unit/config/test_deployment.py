@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from mmserve.runtime.byte_budget import MIB
 from tests.fakes.http_services import make_deployment
@@ -29,3 +32,18 @@ def test_budgets_in_the_arena_follow_their_options() -> None:
     assert deployment.budgets.data_nbytes == deployment.arena_nbytes // 2
     budgets = make_deployment("/nowhere", embed_budget_mb=0.5, data_budget_mb=0.25, pixel_budget_mb=3).budgets
     assert (budgets.embed_nbytes, budgets.data_nbytes, budgets.pixel_nbytes) == (MIB // 2, MIB // 4, 3 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "overlaps"),
+    [
+        ("cpu", {}, False),
+        ("cuda", {}, True),
+        ("cuda", {"speculative": "ngram"}, False),
+        ("cuda", {"speculative_model": "small"}, False),
+        ("cpu", {"overlap_scheduling": True}, True),
+        ("cuda", {"overlap_scheduling": False}, False),
+    ],
+)
+def test_steps_overlap_on_a_gpu_without_speculation(device: str, options: dict[str, Any], overlaps: bool) -> None:
+    assert replace(make_deployment("/nowhere", **options), device=device).overlaps == overlaps

@@ -19,7 +19,7 @@ from tests.fakes.grammars import JSON
 from tests.fakes.late_device import HostSync, LateDevice, LatePlatform
 from tests.unit.model_backend.worker.test_model_runner import PARAMETERS, plans, run
 
-FREE = ("greedy", "drawn", "logprobs", "bias", "all of the prompt")
+FREE = ("greedy", "cut", "logprobs", "bias", "allowed", "all of the prompt")
 """Kinds of sequences whose next step needs nothing from the host."""
 KINDS: dict[str, dict[str, Any]] = PARAMETERS | {
     "cut": {"temperature": 1.0, "seed": 4, "top_p": 0.8, "min_p": 0.01},
