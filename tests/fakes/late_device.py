@@ -30,25 +30,27 @@ class LateTensor(torch.Tensor):
     """``numbers`` are there once the operation that makes them was computed."""
 
     is_meta = False
+    queue: LateDevice
     shape_only: torch.Tensor
     numbers: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, shape_only: torch.Tensor, numbers: torch.Tensor | None = None) -> LateTensor:
+    def __new__(cls, queue: LateDevice, shape_only: torch.Tensor, numbers: torch.Tensor | None = None) -> LateTensor:
         size, stride, offset = shape_only.size(), shape_only.stride(), shape_only.storage_offset()
         made: LateTensor = torch.Tensor._make_wrapper_subclass(
             cls, size, strides=stride, storage_offset=offset, dtype=shape_only.dtype, device=DEVICE
         )
-        made.shape_only, made.numbers = shape_only, numbers
+        made.queue, made.shape_only, made.numbers = queue, shape_only, numbers
         return made
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise HostSync(f"{function} on a tensor of the device by a thread that launches nothing")
+        queue = next(each.queue for each in tree_leaves((args, kwargs)) if isinstance(each, LateTensor))
+        return queue.__torch_dispatch__(function, types, args, kwargs)
 
 
 class LateDevice(TorchDispatchMode):
-    """``with``: operations of this thread on the device's tensors go into its queue.
+    """Operations on the device's tensors go into its queue. ``with``: so do those of this thread that make some.
 
     ``loading``: they are computed at once, and tensors of the host may be copied to the device, as for weights.
     """
@@ -72,11 +74,17 @@ class LateDevice(TorchDispatchMode):
         known = {id(each.shape_only): each for each in late}
         with torch.inference_mode(mode=False), torch.no_grad():
             shapes = function(*tree_map(_shape_only, args), **tree_map(_shape_only, kwargs))
-            made = tree_map(lambda each: _late(each, known), shapes)
+            made = tree_map(lambda each: self._late(each, known), shapes)
         self.put(lambda: _compute(function, args, kwargs, made))
         if self.loading:
             self.finish()
         return made
+
+    def _late(self, leaf: Any, known: dict[int, LateTensor]) -> Any:
+        """An operation in place returns its own argument."""
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return known[id(leaf)] if id(leaf) in known else LateTensor(self, leaf)
 
     def put(self, work: Callable[[], None]) -> None:
         self._queue.append(work)
@@ -104,13 +112,6 @@ def _real(leaf: Any) -> Any:
     return _HOST if leaf == DEVICE else leaf
 
 
-def _late(leaf: Any, known: dict[int, LateTensor]) -> Any:
-    """An operation in place returns its own argument."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return known[id(leaf)] if id(leaf) in known else LateTensor(leaf)
-
-
 def _compute(function: Any, args: Any, kwargs: Any, made: Any) -> None:
     results = tree_leaves(function(*tree_map(_real, args), **tree_map(_real, kwargs)))
     for late, real in zip(tree_leaves(made), results, strict=True):
@@ -130,7 +131,7 @@ class LateTransfers:
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         assert type(values) is torch.Tensor, "a tensor of the host"
         with _disable_current_modes():
-            return LateTensor(torch.empty_like(values, device=DEVICE), values.clone())
+            return LateTensor(self._queue, torch.empty_like(values, device=DEVICE), values.clone())
 
     def to_host(self, values: torch.Tensor) -> _LateCopy:
         assert isinstance(values, LateTensor)

@@ -46,10 +46,6 @@ class Draw(NamedTuple):
     """64 random bits, from which those of each token follow."""
 
     @property
-    def key_halves(self) -> tuple[int, int]:
-        return self.key & (1 << _WORD_BITS) - 1, self.key >> _WORD_BITS
-
-    @property
     def scale(self) -> float:
         """From differences of logits to exponents of two; 0 without a temperature."""
         return _LOG2_E / self.temperature if self.temperature else 0.0
@@ -57,6 +53,12 @@ class Draw(NamedTuple):
     @property
     def min_weight(self) -> float:
         return math.ldexp(self.min_p, UNIT_BITS) if self.min_p > 0 else 0.0
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """As kernels take them: six in double precision, the last two of which are the key's halves."""
+        halves = self.key & (1 << _WORD_BITS) - 1, self.key >> _WORD_BITS
+        return self.scale, max(self.top_k, 0), self.top_p, self.min_weight, *halves
 
 
 class TokenSampling(Protocol):
@@ -113,8 +115,7 @@ class TorchSampling:
 
     def _draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         """int64 [R] from float32 [R, vocab], which it overwrites: weights, top-k, top-p, min-p, Gumbel-max."""
-        numbers = [(draw.scale, max(draw.top_k, 0), draw.top_p, draw.min_weight, *draw.key_halves) for draw in draws]
-        columns = self._transfers.to_device(torch.tensor(numbers, dtype=torch.float64))
+        columns = self._numbers(draws)
         scale, top_k, top_p, min_weight = (columns[:, index, None] for index in range(4))
         weights = _weights_(logits, scale.float())
         if any(draw.top_k > 0 for draw in draws):
@@ -124,6 +125,9 @@ class TorchSampling:
         if any(draw.min_p > 0 for draw in draws):
             weights.masked_fill_(weights < min_weight.float(), 0)
         return gumbel.draw(weights, columns[:, 4:].long())
+
+    def _numbers(self, draws: Sequence[Draw]) -> torch.Tensor:
+        return self._transfers.to_device(torch.tensor([draw.numbers for draw in draws], dtype=torch.float64))
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:

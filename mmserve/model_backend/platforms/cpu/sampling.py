@@ -27,10 +27,7 @@ class KernelSampling:
         self._kernels.mm_ban(logits.data_ptr(), logits.stride(0), logits.shape[1], *banned)
 
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
-        numbers = torch.tensor(
-            [(draw.scale, max(draw.top_k, 0), draw.top_p, draw.min_weight, *draw.key_halves) for draw in draws],
-            dtype=torch.float64,
-        )
+        numbers = torch.tensor([draw.numbers for draw in draws], dtype=torch.float64)
         chosen = torch.empty(len(logits), dtype=torch.int64)
         addresses = (numbers.data_ptr(), may_ban, chosen.data_ptr())
         self._kernels.mm_sample(logits.data_ptr(), logits.stride(0), *logits.shape, *addresses)

@@ -15,6 +15,7 @@ from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.model_backend.transfers import Transfers
 
 
@@ -41,6 +42,13 @@ class CudaPlatform(TorchPlatform):
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
         found = triton_attention(self._attention, spec, self.dtype, kv_dtype, Gpu.of(self.device))
         return super().attention(spec, kv_dtype) if found is None else found
+
+    def sampling(self) -> TokenSampling:
+        if not offers_triton(self._attention, Gpu.of(self.device)):
+            return super().sampling()
+        from mmserve.model_backend.platforms.cuda.sampling import working_sampling
+
+        return working_sampling(self.transfers())
 
     def transfers(self) -> Transfers:
         return CudaTransfers(self.device)

@@ -17,6 +17,7 @@ from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.logprobs import NO_TOKEN, row_nbytes, unpack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import SequenceStep, StepResult
+from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker import prompt_outputs
 from mmserve.model_backend.worker.input_batch import Slot
 from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT
@@ -229,8 +230,10 @@ def test_a_chunk_that_memory_does_not_suffice_for_returns_each_row_once(
 
 def test_padding_of_a_small_vocabulary() -> None:
     chunk = prompt_outputs.ScoredChunk(0, 1, np.array([0]), np.array([1]), np.array([0]), top=5)
-    likely = torch.tensor([[1, 0, 2]]), torch.tensor([[-0.5, -1.0, -3.0]])
-    results = prompt_outputs.PromptResults((chunk,), torch.tensor([-0.5]), likely, (), torch.zeros(0, 4))
+    to_host = PlainTransfers(torch.device("cpu")).to_host
+    likely = to_host(torch.tensor([[1, 0, 2]])), to_host(torch.tensor([[-0.5, -1.0, -3.0]]))
+    own, pooled = to_host(torch.tensor([-0.5])), to_host(torch.zeros(0, 4))
+    results = prompt_outputs.PromptResults((chunk,), own, likely, (), pooled)
     ((_, packed),) = results.rows()
     assert packed is not None
     assert [token for token, _ in unpack(packed)] == [1, 1, 0, 2, NO_TOKEN, NO_TOKEN]

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -21,12 +22,17 @@ struct Key {
     uint32_t low, high;
 };
 
-// 31 random bits for each token.
-inline i32x8 random_bits(u32x8 tokens, const Key& key) {
-    u32x8 x = tokens * 0x9e3779b1u + key.low;
+constexpr uint32_t kGolden = 0x9e3779b1u;
+
+// A number for each token, of which random_bits() changes all but the upper 16 bits. x: kGolden * token + key.low.
+inline u32x8 mixed(u32x8 x, const Key& key) {
     x = (x ^ x >> 16) * 0x7feb352du;
-    x = ((x ^ x >> 15) + key.high) * 0x846ca68bu;
-    return reinterpret_cast<i32x8>((x ^ x >> 16) >> 1);
+    return ((x ^ x >> 15) + key.high) * 0x846ca68bu;
+}
+
+// 31 random bits for each token.
+inline i32x8 random_bits(u32x8 mixed) {
+    return reinterpret_cast<i32x8>((mixed ^ mixed >> 16) >> 1);
 }
 
 constexpr float kBit = 0x1p-31f;
@@ -66,14 +72,21 @@ public:
 
     // All tokens of a row. tops: of the groups, from find_peak.
     void enter_row(const float* logits, int64_t size, const float* tops, int64_t peak, const weights::Scale& by) {
+        const Row row{logits, size, by, lowest_kept(by)};
         const int64_t groups = (size + kGroup - 1) / kGroup, first = peak / kGroup;
-        enter_group(logits, size, first, by, kUnit);  // its heavy token makes the others' hurdle high
+        enter_group<true>(row, first, kUnit);  // its heavy token makes the others' hurdle high
+        const int64_t alive = std::count_if(tops, tops + groups, [&](float top) { return top >= row.floor; });
         for (int64_t group = 0; group < groups; group += 8) {
-            const f32x8 tops_weights = weights::weigh(weights::load_some(tops, group, groups), by);
-            const int64_t end = std::min<int64_t>(8, groups - group);
-            for (int64_t i = 0; i < end; ++i)
-                if (group + i != first && tops_weights[i] >= cut_ * kCertain)
-                    enter_group(logits, size, group + i, by, tops_weights[i]);
+            const f32x8 group_tops = weights::load_some(tops, group, groups);
+            if (!vectors::any(group_tops >= row.floor)) continue;
+            const f32x8 top_weights = weights::weigh(group_tops, by);
+            for (int64_t i = 0; i < 8; ++i) {
+                if (group_tops[i] < row.floor || group + i == first) continue;
+                if (2 * alive < groups)
+                    enter_group<true>(row, group + i, top_weights[i]);
+                else
+                    enter_group<false>(row, group + i, top_weights[i]);
+            }
         }
     }
 
@@ -81,14 +94,27 @@ public:
     void enter(const int32_t* ids, const float* weights, int64_t count) {
         for (int64_t i = 0; i < count; i += 8) {
             const u32x8 tokens = tile::load<u32x8>(ids + i);
-            enter_eight(tokens, tile::load<f32x8>(weights + i), random_bits(tokens, key_));
+            enter_eight(tokens, tile::load<f32x8>(weights + i), mixed(tokens * kGolden + key_.low, key_));
         }
     }
 
 private:
+    struct Row {
+        const float* logits;
+        int64_t size;
+        weights::Scale by;
+        float floor;  // tokens with smaller logits weigh less than the cut
+    };
+
     static constexpr float kUnit = 0x1p42f;  // the largest weight
-    // A weight, or a score, that is smaller by this factor is smaller however both are rounded.
+    // A score that is smaller by this factor is smaller however its parts are rounded.
     static constexpr float kCertain = 1 - 1e-5f;
+
+    float lowest_kept(const weights::Scale& by) const {
+        constexpr double kMargin = 1e-3;  // of the exponents; their errors are below 1e-5
+        const double exponent = std::log2(static_cast<double>(cut_) - 0.5) - weights::kUnitBits - kMargin;
+        return static_cast<float>(by.peak + exponent / by.scale);
+    }
 
     // The largest random bits with which a token of this weight may be as good as the best: E > u * log2(e).
     float limit(float weight) const {
@@ -96,28 +122,45 @@ private:
         return weight / best_ * kFactor;
     }
 
-    // top: no weight of the group is larger, but for rounding.
-    void enter_group(const float* logits, int64_t size, int64_t group, const weights::Scale& by, float top) {
+    // The largest number of mixed() with which a token of this weight may be as good as the best.
+    uint32_t most(float weight) const {
+        const float bits = limit(weight);
+        return bits < 0x1p31f ? static_cast<uint32_t>(bits) << 1 | 0xffff : ~0u;
+    }
+
+    // top: no weight of the group is larger, but for rounding. kLooks: for a group with few tokens above the floor.
+    template <bool kLooks>
+    void enter_group(const Row& row, int64_t group, float top) {
         constexpr u32x8 kLanes{0, 1, 2, 3, 4, 5, 6, 7};
-        float highest = limit(top);
-        if (highest < 0.5f) return;
-        const int64_t end = std::min(size, (group + 1) * kGroup);
-        int32_t most = integer(highest);
-        for (int64_t i = group * kGroup; i < end; i += 8) {
-            const u32x8 tokens = kLanes + static_cast<uint32_t>(i);
-            const i32x8 bits = random_bits(tokens, key_);
-            if (!vectors::any(bits <= most)) continue;
-            enter_eight(tokens, weights::weigh(weights::load_some(logits, i, end), by), bits);
-            most = integer(limit(top));
+        constexpr int kVectors = 4;
+        if (limit(top) < 0.5f) return;
+        const int64_t end = std::min(row.size, (group + 1) * kGroup);
+        uint32_t most = this->most(top);
+        for (int64_t first = group * kGroup; first < end; first += 8 * kVectors) {
+            if constexpr (kLooks) {
+                i32x8 some{};
+                for (int j = 0; j < kVectors; ++j)
+                    some |= weights::load_some(row.logits, first + 8 * j, end) >= row.floor;
+                if (!vectors::any(some)) continue;
+            }
+            const u32x8 tokens = kLanes + static_cast<uint32_t>(first);
+            u32x8 numbers[kVectors], least = ~u32x8{};
+#pragma GCC unroll 4
+            for (uint32_t j = 0; j < kVectors; ++j) {
+                numbers[j] = mixed((tokens + 8 * j) * kGolden + key_.low, key_);
+                least = numbers[j] < least ? numbers[j] : least;
+            }
+            if (!vectors::any(least <= most)) continue;
+            for (int j = 0; j < kVectors; ++j)
+                if (vectors::any(numbers[j] <= most))
+                    enter_eight(tokens + 8u * j,
+                                weights::weigh(weights::load_some(row.logits, first + 8 * j, end), row.by), numbers[j]);
+            most = this->most(top);
         }
     }
 
-    static int32_t integer(float number) {
-        return number < 0x1p30f ? static_cast<int32_t>(number) : kLargestBits;
-    }
-
-    void enter_eight(u32x8 tokens, f32x8 weights, i32x8 bits) {
-        const f32x8 scores = vectors::where(weights >= cut_, weights / exponential(bits));
+    void enter_eight(u32x8 tokens, f32x8 weights, u32x8 numbers) {
+        const f32x8 scores = vectors::where(weights >= cut_, weights / exponential(random_bits(numbers)));
         if (!vectors::any(scores >= best_)) return;
         for (int lane = 0; lane < 8; ++lane) {
             if (scores[lane] < best_ || (scores[lane] == best_ && tokens[lane] >= token_)) continue;

@@ -1,7 +1,8 @@
 """Compiles what the attention kernels launch on a GPU, without one, and reports what the GPU would need for it.
 
 ``python -m tests.unit.model_backend.platforms.cuda.compiled CAPABILITY CASE...`` prints a JSON list. A case is JSON:
-the fields of ``Case``, ["encoder", head size, dtype] for a vision tower, or ["rows", size, dtype] for norms and gates.
+the fields of ``Case``, ["encoder", head size, dtype] for a vision tower, ["rows", size, dtype] for norms and gates, or
+["draw"] for sampling.
 This is a process of its own, because Triton's interpreter, in which the other tests run kernels, is chosen when Triton
 is imported.
 """
@@ -33,7 +34,7 @@ from mmserve.model_backend.attention.interface import (
 )
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 
-ENCODER, ROWS = "encoder", "rows"
+ENCODER, ROWS, DRAW = "encoder", "rows", "draw"
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Of a program, by compute capability."""
 
@@ -167,6 +168,27 @@ def compile_rows(size: int, dtype: str, capability: int) -> list[dict[str, Any]]
     return [resources(kernel) for kernel in kernels]
 
 
+def compile_draw(capability: int) -> list[dict[str, Any]]:
+    """What draws a token with each kind of cut."""
+    from mmserve.model_backend.platforms.cuda.sampling import TritonSampling
+    from mmserve.model_backend.platforms.sampling import Draw
+    from mmserve.model_backend.transfers import PlainTransfers
+
+    draws = [Draw(temperature=1.0, top_k=50, top_p=0.9, min_p=0.1, key=1)]
+    with compiled_launches(capability) as kernels:
+        TritonSampling(PlainTransfers(torch.device("cpu")))._draw(torch.empty(1, 128_256), draws)
+    return [resources(kernel) | rounding(kernel) for kernel in kernels]
+
+
+def rounding(kernel: Any) -> dict[str, Any]:
+    """Whether operations on floats are rounded together, and how many divisions are rounded as IEEE 754 says."""
+    ptx = kernel.asm["ptx"]
+    return {
+        "fused": bool(re.search(r"\b(fma|mad)\.[\w.]*f32", ptx)),
+        "divisions": len(re.findall(r"div\.rn\.f32", ptx)),
+    }
+
+
 def compile_any(case: list[Any], capability: int) -> list[dict[str, Any]]:
     """See the module's text."""
     match case:
@@ -174,6 +196,8 @@ def compile_any(case: list[Any], capability: int) -> list[dict[str, Any]]:
             return compile_encoder(*about, capability)
         case [kind, *about] if kind == ROWS:
             return compile_rows(*about, capability)
+        case [kind] if kind == DRAW:
+            return compile_draw(capability)
     return compile_case(Case(*case), capability)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 from tests.unit.model_backend.platforms.cuda import compiled
-from tests.unit.model_backend.platforms.cuda.compiled import ENCODER, ROWS, SHARED_BYTES, Case
+from tests.unit.model_backend.platforms.cuda.compiled import DRAW, ENCODER, ROWS, SHARED_BYTES, Case
 
 HOPPER = 90
 LLAMA = Case("bfloat16", 4, 8, 128)
@@ -34,10 +34,14 @@ def kernels(*cases: Sequence[Any]) -> list[dict[str, dict[str, Any]]]:
 
 
 def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
-    *cases, short_cache, tower, rows, long_rows = kernels(
+    *cases, short_cache, tower, rows, long_rows, draw = kernels(
         *(LLAMA, WIDE, LLAMA._replace(kv_dtype="float8_e4m3fn"), (ENCODER, 80, "bfloat16")),
         *((ROWS, size, "bfloat16") for size in (4096, 16_384)),
+        (DRAW,),
     )
+    assert not draw["draw_rows"]["spilled_bytes"]
+    assert not draw["draw_rows"]["fused"]
+    assert draw["draw_rows"]["divisions"]
     assert set(rows) == {"norm_rows", "add_normed_rows", "rotate_rows", "gate_rows"}
     assert not any(kernel["spilled_bytes"] for kernel in (*rows.values(), *long_rows.values()))
     for name in ("attend_splits", "prefill_tiles"):

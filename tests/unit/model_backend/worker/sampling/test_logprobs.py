@@ -98,7 +98,7 @@ def test_a_row_that_is_not_finite_reports_nothing_and_changes_no_other() -> None
 
 def test_without_requests_the_logits_are_not_read() -> None:
     logits: Any = None
-    logprobs = ModelLogprobs(logits, [row(), row()], PlainTransfers(logits.device))
+    logprobs = ModelLogprobs(logits, [row(), row()], PlainTransfers(torch.device("cpu")))
     logprobs.compute(torch.tensor([3, 4]))
     assert logprobs.pack([3, 4]) == []
 
