@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.gpu.checks import Figures, Settings
 from benchmarks.gpu.rates.device import device_of
+from benchmarks.gpu.rates.timing import Timer
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.sampling import TorchSampling
@@ -35,9 +36,13 @@ def compare(settings: Settings, rows: int, vocab: int) -> Figures:
     assert torch.equal(found, expected), f"{int((found != expected).sum())} of {rows} tokens differ"
     again = sampling.choose(logits.to(device), draws, may_ban=False).cpu()
     assert torch.equal(found, again), "not the same tokens twice"
+    on_device = logits.to(device)
+    seconds = Timer(device, small=settings.small).median_s(
+        lambda: sampling.choose(on_device, draws, may_ban=False), flush=True
+    )
     logits[0, vocab // 2] = float("nan")
     assert sampling.choose(logits.to(device), draws, may_ban=False)[0] < 0, "a row with NaN got a token"
-    return {"rows": rows}
+    return {"rows": rows, "ms": 1e3 * seconds}
 
 
 def _params(rng: random.Random) -> SamplingParams:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import tempfile
 import time
+import warnings
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +52,7 @@ class Size(NamedTuple):
     @property
     def tokens(self) -> int:
         """Of one sequence while its decode steps are measured."""
-        return self.context + 3 * self.steps + 8
+        return self.context + 3 * self.steps + 16
 
 
 def spec_of(shape: Shape) -> ModelSpec:
@@ -77,6 +79,7 @@ class Engine:
 
     def __init__(self, shape: Shape, size: Size, settings: Settings) -> None:
         device = device_of(settings)
+        self._on_gpu = device.type == "cuda"
         self._size, self.spec = size, spec_of(shape)
         self._rng = random.Random(settings.seed)
         self._generator = torch.Generator(device).manual_seed(settings.seed)
@@ -146,6 +149,19 @@ class Engine:
         seconds = (time.perf_counter() - started_s) / count
         self._checked(self.runner.collect(before))
         return seconds
+
+    def waits(self, count: int) -> int:
+        """How often so many launches made the host wait for the device. Always 0 on a CPU."""
+        with contextlib.ExitStack() as stack:
+            caught = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
+            if self._on_gpu:
+                torch.cuda.set_sync_debug_mode("warn")  # it says nothing of events, for which results wait
+                stack.callback(torch.cuda.set_sync_debug_mode, "default")
+            launched = [self.runner.launch(self._next()) for _ in range(count)]
+        for each in launched:
+            self._checked(self.runner.collect(each))
+        return sum("synchroniz" in str(warning.message) for warning in caught)
 
     def stop(self) -> None:
         """The sequences end."""

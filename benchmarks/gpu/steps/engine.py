@@ -95,6 +95,7 @@ def _decode(models: _Models, name: str, batch: int) -> Figures:
         overlapped_s = engine.overlapped_s(steps)
         work = partial(engine.overlapped_s, _PROFILED_STEPS)
         about = profiled(work, _PROFILED_STEPS + 1, device_of(settings))
+        waits = engine.waits(_PROFILED_STEPS)
     finally:
         engine.stop()
     floor_s = decode_s(models.shape(name).decoder, batch, context + steps, ceilings(settings))
@@ -105,6 +106,7 @@ def _decode(models: _Models, name: str, batch: int) -> Figures:
         "ms of the floor": 1e3 * floor_s,
         "tokens/s": batch / best_s,
         "of the floor": floor_s / best_s,
+        "waits of the host in launches": waits,
         **about,
         **_memory(),
     }
