@@ -149,7 +149,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     embeddings: tuple[tuple[int, bytes], ...] = ()
     """(slot, float32 [hidden]) for the sequences with ``pooling`` whose prompt the step has completed."""
     forward_s: float = 0.0
-    """Seconds from launching the plan to collecting its tokens. 0: unknown, because it was computed in parts."""
+    """Seconds from launching the plan, or from the result before if that came later, to collecting its tokens. 0:
+    unknown, because it was computed in parts."""
     out_of_memory: bool = False
     """True if memory ran out, so that the plan was computed in parts."""
 

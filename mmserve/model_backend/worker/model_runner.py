@@ -111,6 +111,8 @@ class ModelRunner:
         self._transfers = platform.transfers()
         self._sampling = TokenSampling(sampler, tp, self._errors, self._transfers, config.max_num_seqs)
         self.faults = NO_FAULTS
+        self._collected_s = 0.0
+        """When the last plan was collected."""
 
     @property
     def num_blocks(self) -> int:
@@ -154,7 +156,11 @@ class ModelRunner:
     def collect(self, in_flight: InFlight) -> StepResult:
         """Wait for a launched plan and return its result. The oldest uncollected plan comes first."""
         self._sampling.collect(in_flight)
-        return in_flight.result(time.perf_counter())
+        now_s = time.perf_counter()
+        # A plan that was launched ahead began when the one before it was done.
+        in_flight.started_s = max(in_flight.started_s, self._collected_s)
+        self._collected_s = now_s
+        return in_flight.result(now_s)
 
     def prepare(self) -> None:
         """Work for the next step that need not wait for its plan."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import deque
 from pathlib import Path
@@ -14,6 +15,7 @@ from mmserve.config.config import Config
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.platforms.cpu import platform
+from mmserve.model_backend.worker import model_runner
 from mmserve.model_backend.worker.model_runner import InFlight, ModelRunner
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import make_runner, spoil_embedding
@@ -84,6 +86,18 @@ def test_results_do_not_depend_on_how_many_plans_are_in_flight(
     assert [result.tokens for result in ahead] == [result.tokens for result in alone]
     assert [result.logprobs for result in ahead] == [result.logprobs for result in alone]
     assert all(len(result.tokens) == 2 and not result.failures for result in ahead)
+
+
+def test_a_plan_that_waited_for_the_one_before_it_took_no_longer(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, seconds = make_runner(directory), itertools.count(1)
+    monkeypatch.setattr(model_runner.time, "perf_counter", lambda: float(next(seconds)))
+    made = plans(3, SamplingParams(max_tokens=100, temperature=0.0))
+    launched = [runner.launch(plan) for plan in made[:3]]
+    results = [runner.collect(each) for each in launched]
+    assert [result.forward_s for result in results] == [4 - 1, 5 - 4, 6 - 5]
+    assert runner.step(made[3]).forward_s == 8 - 7
 
 
 def test_a_sequence_that_fails_while_its_next_plan_is_in_flight(directory: Path) -> None:
