@@ -19,6 +19,12 @@ _CHUNK = 20
 _SIZES = ((60, 50), (30, 61))
 """(width, height) of the pictures of a tiny checkpoint."""
 _QUESTIONS = 14
+_AHEAD: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 1.0, "top_k": 50, "top_p": 0.9, "logprobs": 2},
+    "penalties": {"temperature": 1.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+}
+"""Kinds of sequences: one needs the tokens before on the host."""
 _FIRST_ID, _LAST_ID = 40, 250
 """Text of tiny checkpoints: ids that are no special tokens."""
 
@@ -32,6 +38,8 @@ def run(checks: Checks, settings: Settings) -> None:
     with tempfile.TemporaryDirectory() as made:
         for family in families:
             checks.run(f"float32, {family}", partial(_family, Path(made), family, settings))
+        for kind in _AHEAD:
+            checks.run(f"launched ahead, {kind}", partial(_ahead, Path(made), kind, settings))
         checks.run("float32, packaged model", lambda: _packaged(settings, "float32"))
         if not settings.small:
             checks.run("bfloat16, packaged model", lambda: _packaged(settings, "bfloat16"))
@@ -68,6 +76,25 @@ def _family(folder: Path, family: str, settings: Settings) -> Figures:
         figures["part of bfloat16 tokens equal"] = _equal_part(expected, on(settings.device, "bfloat16", greedy))
     _assert_equal(expected, found)
     return figures
+
+
+def _ahead(folder: Path, kind: str, settings: Settings) -> Figures:
+    """Plans launched before the results of earlier ones give the tokens of plans one after the other."""
+    from benchmarks.checkpoints.tiny import TINY
+    from mmserve.messages.sampling import SamplingParams
+    from mmserve.model_backend.platforms.device import platform_for
+    from tests.fakes.engine import make_runner
+    from tests.fakes.plans_ahead import plans, run
+
+    directory = TINY["llama"](folder / kind)
+    made = plans(_NUM_TOKENS, SamplingParams(max_tokens=1000, seed=settings.seed, **_AHEAD[kind]))
+    found = []
+    for depth in (1, 2, 3):
+        runner = make_runner(directory, platform=platform_for(settings.device, "float32"), device=settings.device)
+        found.append([result.tokens for result in run(runner, made, depth)])
+    assert found[1] == found[0], "two plans in flight give other tokens than one"
+    assert found[2] == found[0], "three plans in flight give other tokens than one"
+    return {"steps": len(made)}
 
 
 def _packaged(settings: Settings, dtype: str) -> Figures:

@@ -20,7 +20,7 @@ from mmserve.model_backend.worker.model_runner import ModelRunner
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import make_runner
 from tests.fakes.late_device import LateDevice, LatePlatform
-from tests.unit.model_backend.worker.test_model_runner import plans, run
+from tests.fakes.plans_ahead import plans, run
 
 STEP = (SequenceStep(0, 0, 4, (1,), True),)
 

@@ -17,7 +17,8 @@ from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import make_runner
 from tests.fakes.grammars import JSON
 from tests.fakes.late_device import HostSync, LateDevice, LatePlatform
-from tests.unit.model_backend.worker.test_model_runner import PARAMETERS, plans, run
+from tests.fakes.plans_ahead import plans, run
+from tests.unit.model_backend.worker.test_model_runner import PARAMETERS
 
 FREE = ("greedy", "cut", "logprobs", "bias", "allowed", "all of the prompt")
 """Kinds of sequences whose next step needs nothing from the host."""
