@@ -13,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.status_client import read_page
+from mmserve.ipc.status_client import read_page, read_pages
 from mmserve.ipc.status_http import Page
 from mmserve.messages.server_state import (
     MAX_REQUESTS,
@@ -138,12 +139,10 @@ class StatePage:
 
     def _requests(self) -> Sequence[RequestState] | None:
         """The oldest requests of all HTTP workers. None if one of them does not answer."""
+        sockets = filter(Path.exists, map(self._endpoints.requests_http, range(self._http_endpoints)))
         rows: list[RequestState] = []
-        for socket in map(self._endpoints.requests_http, range(self._http_endpoints)):
-            if not socket.exists():
-                continue
-            found = _decoded(_requests, read_page(socket, "/", _TIMEOUT_S))
-            if found is None:
+        for page in read_pages([*sockets], "/", _TIMEOUT_S):
+            if (found := _decoded(_requests, page)) is None:
                 return None
             rows += found
         return sorted(rows, key=lambda row: -row.age_s)[:MAX_REQUESTS]

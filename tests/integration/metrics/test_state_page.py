@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
@@ -139,6 +140,18 @@ def test_the_oldest_requests_of_all_workers_come_first_and_are_few(server: Serve
     assert len(state.requests) == MAX_REQUESTS
     assert "a1" not in {row.id for row in state.requests}
     assert "requests" not in state.missing
+
+
+def test_all_workers_are_asked_before_the_first_answer(server: Server) -> None:
+    both = threading.Barrier(2)
+
+    def page(path: str) -> Page:
+        both.wait(20)
+        return Page(msgspec.json.encode(_requests("a", (1.0,))))
+
+    for worker in (0, 1):
+        server.enter(serving_pages(server.endpoints.requests_http(worker), page))
+    assert len(server.state().requests) == 2
 
 
 def test_a_worker_that_does_not_tell_its_requests_is_noticed(server: Server) -> None:
