@@ -13,7 +13,7 @@ PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PAGES := README.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults families nodes arm clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test first-picture kernels bench train clean
+.PHONY: help install serve test faults families nodes ray arm clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test first-picture kernels bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -50,6 +50,12 @@ faults: $(INSTALLED) ## Run the tests that kill or suspend processes of real ser
 families: $(INSTALLED) ## Compare answers of the whole server with transformers', for a tiny checkpoint of every model family
 	@echo "running the tests of model families"
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) -m families $(ARGS) tests/e2e
+
+ray: ## Run the tests of replicas on Ray, in .venv-ray
+	@test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	@.venv-ray/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt --editable '.[dev,ray]'
+	@echo "running the tests of replicas on Ray"
+	@.venv-ray/bin/python -m pytest -n 0 $(ARGS) tests/ray tests/integration/deploy/test_ray_examples.py
 
 nodes: $(INSTALLED) ## Run the tests whose servers are on several machines, which are network namespaces; as root
 	@echo "running the tests in network namespaces"

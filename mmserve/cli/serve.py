@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import inspect
 
+from mmserve.cli.replicas import serve_replicas
 from mmserve.config.config import Config
 from mmserve.config.options import OPTIONS, Option, OptionError, did_you_mean, resolve
 
@@ -54,6 +55,8 @@ def serve(arguments: argparse.Namespace, unknown: Sequence[str]) -> int:
     if arguments.print_config:
         print(render(config), end="")
         return 0
+    if config.replicas:
+        return serve_replicas(config)
     # Imported here: the supervisor's libraries would slow down --help.
     from mmserve.supervisor import run
 

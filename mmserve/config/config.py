@@ -37,6 +37,19 @@ class Config(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "format of the model's reasoning: auto (asks the checkpoint), none, or a name",
         ),
     ] = "auto"
+    replicas: Annotated[
+        int,
+        field(
+            "http",
+            "so many servers behind one address, placed by Ray (pip install 'mmserve[ray]'); 0: one, alone",
+            ge=0,
+            le=1024,
+        ),
+    ] = 0
+    ray_address: Annotated[
+        str | None,
+        field("http", "Ray cluster for --replicas; auto: the one that this machine is in; default: one of its own"),
+    ] = None
     front_secret_file: Annotated[
         str | None,
         field("http", "file with the secret shared with mmserve front, whose requests may go on with begun answers"),

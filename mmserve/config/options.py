@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import ipaddress
+import json
 import math
 import re
 import tomllib
@@ -152,6 +153,10 @@ def check(config: Config) -> None:
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
             f"{config.max_num_seqs}, but each running sequence needs a token in every step: raise it or lower the other"
         )
+    if config.ray_address is not None and not config.replicas:
+        raise OptionError(f"--ray-address {config.ray_address} needs --replicas: without it there is one server alone")
+    if config.replicas and (config.front_secret_file is not None or config.reports_endpoint is not None):
+        raise OptionError("--replicas makes its own --front-secret-file and --reports-endpoint: leave them out")
     if config.port == config.health_port != 0:
         raise OptionError(f"--port and --health-port are both {config.port}: choose another, or 0 for a free one")
     if config.concurrent_alloc_fraction != 1 and not config.enable_concurrent_alloc:
@@ -214,6 +219,16 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # another name
         return False
+
+
+def as_words(name: str, value: Any) -> list[str]:
+    """The option with this value, as arguments of ``mmserve serve``."""
+    flag = OPTIONS[name].flag
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, dict):
+        return [flag, json.dumps(value)]
+    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import uvloop
 from mmserve.front.app import make_app
 from mmserve.front.attempts import Attempts
 from mmserve.front.metrics import FrontMetrics
-from mmserve.front.replicas import Replica, Replicas
+from mmserve.front.replicas import Placement, Replica, Replicas
 from mmserve.front.reports import ReportListener
 from mmserve.front.wants import Namer
 from mmserve.httpserver.api.openai.errors import error_body
@@ -44,6 +44,8 @@ class Front:
         self._options = options
         self.metrics = FrontMetrics()
         self.replicas = Replicas(self.metrics)
+        self.placement: Placement = self.replicas
+        """Where requests go, if not by the front's own decisions. Set before ``server``."""
         self._listener: ReportListener | None = None
 
     @asynccontextmanager
@@ -66,7 +68,7 @@ class Front:
         """Serves on the sockets that its ``serve`` gets."""
         options = self._options
         app = make_app(
-            Attempts(self.replicas, self.metrics, options.secret),
+            Attempts(self.placement, self.metrics, options.secret),
             Namer(options.secret),
             max_body_nbytes=int(options.max_body_mb * MIB),
             bodies=ByteBudget(int(options.body_budget_mb * MIB)),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from mmserve.config.config import Config
-from mmserve.config.options import OPTIONS, OptionError, did_you_mean, resolve
+from mmserve.config.options import OPTIONS, OptionError, as_words, did_you_mean, resolve
 
 _DECIDED_HERE = frozenset({"model", "host", "port", "health_port", "api_key", "api_key_file"})
 """The server is for this program alone."""
@@ -25,13 +24,4 @@ def checked(options: Mapping[str, Any]) -> tuple[Config, list[str]]:
             raise OptionError(f"{name} is no option{did_you_mean(name, offered)} (see mmserve serve --help)")
     given = {name: value for name, value in options.items() if value is not None}
     config = resolve(given, os.environ, None)
-    return config, [word for name in given for word in _words(name, getattr(config, name))]
-
-
-def _words(name: str, value: Any) -> list[str]:
-    flag = OPTIONS[name].flag
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    if isinstance(value, dict):
-        return [flag, json.dumps(value)]
-    return [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+    return config, [word for name in given for word in as_words(name, getattr(config, name))]

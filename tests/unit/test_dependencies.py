@@ -12,7 +12,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = {"blake3", "opentelemetry", "transformers", "triton"}
+OPTIONAL = {"blake3", "opentelemetry", "ray", "transformers", "triton"}
 """Modules imported only where an option, a model or a GPU asks for them; declared as extras.
 torch for GPUs brings triton."""
 

@@ -24,16 +24,21 @@ class HeldNames:
         self._size = 0.0
         self._sizes: OrderedDict[int | str, float] = OrderedDict()
         """By name. What no front has named has a text in place of a name."""
-        self._told: set[int] = set()
+        self._added: set[int] = set()
+        """Since the last report, as ``_removed``."""
+        self._removed: set[int] = set()
 
     def use(self, names: Iterable[int | str], size: float) -> None:
         """These are held now, each of this size. A text stands for something that takes room and is not reported."""
         for name in names:
+            if name not in self._sizes:
+                self._note(name, self._added, self._removed)
             self._size += size - self._sizes.pop(name, 0.0)
             self._sizes[name] = size
         while self._size > self._capacity and self._sizes:
-            _, dropped = self._sizes.popitem(last=False)
+            name, dropped = self._sizes.popitem(last=False)
             self._size -= dropped
+            self._note(name, self._removed, self._added)
 
     def missing(self, names: Iterable[int]) -> int:
         """How many of these are not held."""
@@ -41,12 +46,23 @@ class HeldNames:
 
     def changes(self, *, snapshot: bool) -> Holdings | None:
         """What has changed since the last call; None if nothing has. ``snapshot``: all that is held."""
-        held = {name for name in self._sizes if isinstance(name, int)}
-        added, removed = held - self._told, self._told - held
+        added, removed = tuple(self._added), tuple(self._removed)
         if not (added or removed or snapshot):
             return None
-        self._told = held
+        self._added.clear()
+        self._removed.clear()
         self._number += 1
         if snapshot:
-            return Holdings(self._kind, self._epoch, self._number, tuple(held), (), snapshot=True)
-        return Holdings(self._kind, self._epoch, self._number, tuple(added), tuple(removed))
+            held = tuple(name for name in self._sizes if isinstance(name, int))
+            return Holdings(self._kind, self._epoch, self._number, held, (), snapshot=True)
+        return Holdings(self._kind, self._epoch, self._number, added, removed)
+
+    @staticmethod
+    def _note(name: int | str, here: set[int], there: set[int]) -> None:
+        """``name`` came or went; if it had gone or come since the last report, nothing has changed."""
+        if isinstance(name, str):
+            return
+        if name in there:
+            there.remove(name)
+        else:
+            here.add(name)

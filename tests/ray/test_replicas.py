@@ -1,0 +1,67 @@
+"""``mmserve serve --replicas`` on a Ray of its own: requests, a killed replica under streams, the end. ``make ray``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from mmserve.client.server_process import server_process
+from tests.e2e.fronts import front_metric
+from tests.e2e.stack import LITTLE_MEMORY, Stack
+from tests.e2e.streams import answers_of
+from tests.fakes.cache import until
+
+pytest.importorskip("ray", reason="replicas on Ray need the extra of that name: make ray")
+
+_READY = re.compile(r"mmserve is ready: (http://[^\s,]+), .* replicas")
+
+
+@contextlib.contextmanager
+def _replicas(*options: str) -> Iterator[Stack]:
+    command = [sys.executable, "-m", "mmserve", "serve", *options, "--port", "0", "--dtype", "float32"]
+    with server_process(
+        [*command, *LITTLE_MEMORY], _READY, on_line=print, start_timeout_s=150, stop_timeout_s=60
+    ) as server:
+        yield Stack(server.url, server.pid)
+
+
+def _actors(stack: Stack) -> list[psutil.Process]:
+    return [each for each in stack.processes("ray::") if "nodes:Node" in " ".join(each.cmdline())]
+
+
+def test_streams_go_on_when_a_replica_is_killed_and_ray_places_another_one() -> None:
+    def kill_one() -> None:
+        victim, _ = _actors(stack)
+        servers.extend(each for each in victim.children(recursive=True) if "mmserve" in " ".join(each.cmdline()))
+        victim.send_signal(signal.SIGKILL)
+
+    servers: list[psutil.Process] = []
+    with _replicas("--replicas", "2") as stack:
+        expected = asyncio.run(answers_of(stack))
+        assert asyncio.run(answers_of(stack, kill_one)) == expected
+        assert servers
+        assert not psutil.wait_procs(servers, timeout=15)[1], "a server has outlived its actor"
+        until(lambda: front_metric(stack, "replicas") == 2 and len(_actors(stack)) == 2, timeout_s=90)
+        assert asyncio.run(answers_of(stack)) == expected
+        processes = psutil.Process(stack.pid).children(recursive=True)
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not [each for each in alive if "mmserve" in " ".join(each.cmdline())]
+
+
+def test_options_that_replicas_make_themselves_are_refused() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "mmserve", "serve", "--replicas", "2", "--reports-endpoint", "tcp://127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert "--replicas makes its own" in ended.stderr
