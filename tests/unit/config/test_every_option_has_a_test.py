@@ -30,7 +30,7 @@ SHOWN_BY = {
     "served_model_name": f"{PLAN}::test_clients_see_the_base_name",
     "device": f"{PLAN}::test_given_options_are_kept",
     "dtype": f"{PLAN}::test_given_options_are_kept",
-    "quantization": "unit/model_backend/platforms/cpu/test_quantization.py"
+    "quantization": "unit/model_backend/platforms/cpu/linear/test_quantization.py"
     "::test_tokens_equal_transformers_with_the_rounded_weights",
     "model_impl": "unit/supervisor/startup/test_find_model.py::test_transformers_describes_the_model",
     "tp": f"{LIFE}::test_the_ready_line_names_the_model_settings_and_address",
