@@ -7,7 +7,7 @@ share for prompts with images. Pure: no clock, no I/O.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 
 from mmserve.messages.media import end_beside_images
 from mmserve.router.scheduler.sequence import Sequence
@@ -66,6 +66,15 @@ class StepTimeModel:
         """Prompt tokens that are worth a step of their own, where they could wait for the next one. 0: unknown."""
         worth_s = max(_OWN_STEP_FACTOR * self._decode_s, _MIN_OWN_STEP_S)
         return worth_s / self._token_s if self._token_s else 0.0
+
+    @property
+    def enough_to_start(self) -> float:
+        """Prompt tokens of newly started sequences after which a step starts no more. Without a limit to steps, none.
+
+        The first of many that arrive together get their first token earlier, and later ones hardly later. And those of
+        equal lengths do not end all at once, to be followed by as many at once: so steps with prompts decode more.
+        """
+        return self.own_step_tokens if self._max_step_s and self._token_s else inf
 
     def chunk_budget(self, num_decoding: int, max_tokens: int) -> int:
         """Prompt tokens for the next step, in which ``num_decoding`` sequences decode. At most ``max_tokens``."""

@@ -115,6 +115,32 @@ def test_a_long_prompt_alone_gets_steps_of_twice_max_step_s() -> None:
     assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[80], [80], [80], [60]]
 
 
+@pytest.mark.parametrize(("max_step_s", "started"), [(1.0, [1, 1, 2]), (0.0, [4])])
+def test_prompts_that_arrive_together_start_one_after_another_unless_they_are_short(
+    max_step_s: float, started: list[int]
+) -> None:
+    """Together, each would wait for the last one's prompt. Without a limit to steps they start together."""
+    engine = Engine(max_num_batched_tokens=512, max_step_s=max_step_s, token_s=0.001)
+    engine.scheduler.receive(request("first", PROMPT, max_tokens=2))
+    engine.run()
+    for name, first, length in (("b", 200, 20), ("c", 300, 20), ("d", 400, 3), ("e", 500, 3)):
+        engine.scheduler.receive(request(name, list(range(first, first + length)), max_tokens=3))
+    plans = [engine.run_step() for _ in started]
+    assert [len(plan.new) for plan in plans if plan] == started
+    engine.run()
+    assert engine.output("e") == generate(engine, list(range(500, 503)), max_tokens=3)
+
+
+def test_a_step_starts_a_quarter_of_those_that_wait() -> None:
+    engine = Engine(max_num_seqs=16, max_num_batched_tokens=512, max_step_s=1.0, token_s=0.001)
+    engine.scheduler.receive(request("first", PROMPT, max_tokens=2))
+    engine.run()
+    for number in range(12):
+        engine.scheduler.receive(request(f"r{number}", list(range(30 * number, 30 * number + 20)), max_tokens=9))
+    plans = [engine.run_step() for _ in range(3)]
+    assert [len(plan.new) for plan in plans if plan] == [3, 3, 2]
+
+
 def _image_request(name: str, *, max_tokens: int = 8) -> GenerateRequest:
     """A request with one image of 200 tokens, different for each name."""
     first = FIRST_VIRTUAL_TOKEN + 1000 * len(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from mmserve.router.scheduler.sequence import Sequence
 from mmserve.router.scheduler.step_budget import (
     MIN_CHUNK_TOKENS,
@@ -40,6 +42,12 @@ def test_tokens_worth_a_step_take_twice_as_long_as_decoding_and_5_ms() -> None:
     assert StepTimeModel(0.0).own_step_tokens == 0.0
     assert abs(_trained(0.0, 0.03, 0.002).own_step_tokens - 30) <= 1
     assert abs(_trained(0.0, 0.001, 0.0001).own_step_tokens - 50) <= 2
+
+
+def test_there_is_always_room_to_start_without_a_limit_or_before_the_first_prompt() -> None:
+    assert _trained(0.0, 0.03, 0.002).enough_to_start == inf
+    assert StepTimeModel(0.1).enough_to_start == inf
+    assert abs(_trained(0.1, 0.03, 0.002).enough_to_start - 30) <= 1
 
 
 def test_a_chunk_fills_the_time_that_decoding_leaves() -> None:
