@@ -12,6 +12,7 @@ from msgspec import inspect
 from mmserve.cli.replicas import serve_replicas
 from mmserve.config.config import Config
 from mmserve.config.options import OPTIONS, Option, OptionError, did_you_mean, resolve
+from mmserve.runtime.memory.allocator import importing
 
 _METAVARS: dict[type[inspect.Type], str] = {
     inspect.IntType: "N",
@@ -58,7 +59,8 @@ def serve(arguments: argparse.Namespace, unknown: Sequence[str]) -> int:
     if config.replicas:
         return serve_replicas(config)
     # Imported here: the supervisor's libraries would slow down --help.
-    from mmserve.supervisor import run
+    with importing():
+        from mmserve.supervisor import run
 
     return run.serve(config)
 
