@@ -8,10 +8,13 @@ import msgspec
 
 from mmserve.capacity.hardware import Hardware
 from mmserve.capacity.model_facts import ModelFacts
+from mmserve.capacity.on_card import on_card_nbytes
 from mmserve.capacity.under_way import lowered, under_way_nbytes
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config import gpu_memory
 from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Dtype, KvDtype, activation_dtype, kv_dtype
+from mmserve.config.gpu_memory import Card, RankShare
 from mmserve.config.options import OPTIONS
 from mmserve.ipc.arena import extent_nbytes
 
@@ -21,8 +24,6 @@ _CPU_PROCESSES_NBYTES = 600 * _MIB
 """PSS of all processes without weights, KV cache and arena: of the packaged model at rest, rounded up."""
 _CPU_PROCESS_NBYTES = (65 * _MIB, 215 * _MIB, 200 * _MIB)
 """PSS of each further HTTP worker, visual server and rank, with the packaged model at rest."""
-_GPU_CONTEXT_NBYTES = GIB
-"""Of CUDA and torch in one process."""
 _SHOWN = (
     *("tp", "dtype", "quantization", "kernel_level", "speculative_model", "kv_cache_dtype", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "mm_cache_gb", "http_workers", "visual_workers", "pixel_budget_mb"),
@@ -104,27 +105,31 @@ def estimate(
 ) -> Estimate:
     """``dtype``: of the weights. ``picture_rows``: of the largest picture. ``draft``: the draft model."""
     device: Literal["cpu", "cuda"] = "cuda" if hardware.is_gpu else "cpu"
-    model, cache_dtype = facts.model, kv_dtype(config, dtype)
+    model, cache_dtype, utilization = facts.model, kv_dtype(config, dtype), config.gpu_memory_utilization
     rank_token_nbytes = facts.kv_token_nbytes(config.tp, cache_dtype)
     draft_nbytes, draft_token_nbytes = _of_draft(config, draft, dtype, cache_dtype)
     text_nbytes, tower_nbytes = facts.weights(dtype, config.quantization)
     tower_nbytes *= config.visual_workers
     arena_nbytes = facts.arena_nbytes(config)
-    other_nbytes = _step_nbytes(config, model) + _processes_nbytes(config, model, hardware)
     if hardware.is_gpu:
+        other_nbytes = on_card_nbytes(config, model, dtype)
         text_nbytes //= config.tp
         token_nbytes = rank_token_nbytes + draft_token_nbytes
     else:
+        other_nbytes = _step_nbytes(config, model) + _processes_nbytes(config, model)
         token_nbytes = rank_token_nbytes * config.tp + draft_token_nbytes
     fixed_nbytes = text_nbytes + tower_nbytes + draft_nbytes + other_nbytes
     if not (hardware.is_gpu or config.arena_huge_pages):  # huge pages are no part of the free memory
         fixed_nbytes += arena_nbytes
     context = min(config.max_model_len or model.text.max_position, model.text.max_position)
-    kv_tokens = max(0, int(hardware.memory_nbytes * _SHARE) - fixed_nbytes) // token_nbytes
+    left = int(hardware.memory_nbytes * _SHARE)
+    if hardware.is_gpu:
+        left = gpu_memory.kv_nbytes(Card(hardware.memory_nbytes, hardware.memory_nbytes), RankShare(0, 0), utilization)
+    kv_tokens = max(0, left - fixed_nbytes) // token_nbytes
     if config.kv_cache_gb is not None:  # of each rank, the draft model's cache included
         kv_tokens = min(kv_tokens, int(config.kv_cache_gb * GIB) // (rank_token_nbytes + draft_token_nbytes))
     context_nbytes = context * token_nbytes
-    least_nbytes = (fixed_nbytes + context_nbytes) / _SHARE
+    least_nbytes: float = gpu_memory.least_card_nbytes(fixed_nbytes + context_nbytes, utilization)
     if not hardware.is_gpu:
         least_nbytes = (fixed_nbytes + context_nbytes + _least_under_way(config, model, arena_nbytes)) / _SHARE_IN_ALL
         usable_nbytes = int(hardware.memory_nbytes * _SHARE_IN_ALL) - fixed_nbytes
@@ -174,9 +179,7 @@ def _step_nbytes(config: Config, model: ModelSpec) -> int:
     return 4 * (rows + config.max_num_seqs * text.vocab_size)
 
 
-def _processes_nbytes(config: Config, model: ModelSpec, hardware: Hardware) -> int:
-    if hardware.is_gpu:
-        return _GPU_CONTEXT_NBYTES * (1 + config.visual_workers if model.vision else 1)
+def _processes_nbytes(config: Config, model: ModelSpec) -> int:
     others = config.http_workers - 1, (config.visual_workers - 1 if model.vision else 0), config.tp - 1
     further = sum(count * nbytes for count, nbytes in zip(others, _CPU_PROCESS_NBYTES, strict=True))
     return _CPU_PROCESSES_NBYTES + further

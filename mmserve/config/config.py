@@ -145,6 +145,10 @@ class Config(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         field("media", "images fetched by HTTP workers, MiB in all; default: 256, or one request's largest each"),
     ] = None
     visual_workers: Annotated[int, field("media", "visual server processes", ge=1, le=16)] = 1
+    visual_devices: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...],
+        field("media", "GPUs of the visual servers, which take them in turn; default: those of the ranks, in turn"),
+    ] = ()
     visual_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
         field(

@@ -135,6 +135,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Annotated[float, Meta(gt=0, le=MAX_GB)] | None,
         field("scheduling", "KV cache of each rank, GiB; default: what fits"),
     ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        field(
+            "scheduling",
+            "part of a GPU's memory that may be used, by whomever; without --kv-cache-gb the KV cache gets what "
+            "weights, pictures, the largest step and CUDA graphs leave of it",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.9
     prefault: Annotated[
         bool, field("scheduling", "take the memory of KV cache and arena at start (0.3 s per GiB); off: when used")
     ] = False

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmserve.config.deployment import Deployment
+from mmserve.config.gpu_memory import shares_cards
 from mmserve.runtime.byte_budget import MIB
 
 Listens = Literal["", "http", "health"]
@@ -103,11 +104,15 @@ def topology(deployment: Deployment) -> Topology:
 
 
 def _ranks(deployment: Deployment) -> Role:
-    here = deployment.ranks_here
+    here, config = deployment.ranks_here, deployment.config
+    with_pictures = deployment.device == "cuda" and deployment.model.vision is not None and not config.node_rank
+    # The KV cache takes what is left of a card once the pictures' part is taken.
+    waits = with_pictures and shares_cards(config.visual_devices, len(here))
     return Role(
         "model_backend",
         "mmserve.model_backend.run:run",
         count=len(here),
+        after=("visualserver",) if waits else (),
         first=here.start,
         engine=True,
         epoch="engine",

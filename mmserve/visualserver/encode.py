@@ -11,7 +11,7 @@ import torch
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
-from mmserve.model_backend.platforms.device import is_fatal_device_error
+from mmserve.model_backend.platforms.device import is_fatal_device_error, is_out_of_memory
 from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.visualserver.image_decode import DecodedBatch
@@ -76,7 +76,7 @@ class Encoder:
         """Encode all batches. Clears the list, so that the views are freed once they are encoded.
 
         After an error (out of memory, for example) each image of a call of the tower is encoded alone, and only those
-        fail that fail again.
+        fail that fail again. When memory has run out, later calls have half as many images.
         If this server has died during the work on one of them, each is encoded alone too, to find out which one it is.
         Raises the tower's error if the device is lost.
         """
@@ -85,9 +85,11 @@ class Encoder:
         views = [each for batch in batches for each in batch.views]
         batches.clear()
         outcomes: dict[int, Outcome] = {}
-        for first in range(0, len(images), self._tower_images):
-            outcomes |= self._encode_part(images[first : first + self._tower_images], views[: self._tower_images])
-            del views[: self._tower_images]
+        left = list(images)
+        while left:
+            part, count = left[: self._tower_images], self._tower_images
+            outcomes |= self._encode_part(part, views[:count])
+            del left[:count], views[:count]
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
         return EncodeResult(self._report(outcomes), time.monotonic() - started_s, written_nbytes)
 
@@ -99,6 +101,9 @@ class Encoder:
                 if is_fatal_device_error(error):
                     raise
                 logger.exception("a batch of %d images failed, trying them one by one", len(images))
+                if is_out_of_memory(error) and len(images) > 1:
+                    self._tower_images = len(images) // 2
+                    logger.warning("memory ran out: from now on at most %d images together", self._tower_images)
         outcomes: dict[int, Outcome] = {}
         for image, each in zip(images, views, strict=True):
             outcomes |= self._encode_alone(image, each)

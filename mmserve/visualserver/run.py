@@ -13,6 +13,7 @@ import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.config.deployment import Deployment
+from mmserve.config.gpu_memory import BATCH_IMAGES
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import AsyncReceiver, Sender
@@ -40,7 +41,7 @@ from mmserve.visualserver.work_journal import WorkJournal
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4
 """Lowers the priority on a CPU, where ranks compute on the same cores: generating text goes before encoding images."""
-_BATCH_IMAGES = {"cpu": 4, "cuda": 16}
+_BATCH_IMAGES = {"cpu": 4, "cuda": BATCH_IMAGES}
 """By device. The requests of a batch start together, so steps decode more of them at once: that needs images of others
 that wait. The decoded pixels of an image on a CPU cost some MiB."""
 _CPU_TOWER_IMAGES = 2
@@ -62,6 +63,7 @@ def run(process: Process) -> None:
         deployment.activation_dtype,
         kernel_level=deployment.config.kernel_level,
         attention=deployment.config.attention_backend,
+        cards=deployment.config.visual_devices,
     )
     platform.set_threads(_threads(deployment))
     with allocator.return_freed_memory():

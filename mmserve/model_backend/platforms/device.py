@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from mmserve.config.fields import AttentionChoice, KernelLevel
+from mmserve.config.gpu_memory import card_of
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.interface import Platform
@@ -25,8 +28,9 @@ def platform_for(
     *,
     kernel_level: KernelLevel = "auto",
     attention: AttentionChoice = "auto",
+    cards: Sequence[int] = (),
 ) -> Platform:
-    """``device``: cpu or cuda. Ranks share GPUs round-robin when there are more ranks than GPUs.
+    """``device``: cpu or cuda. Ranks share GPUs round-robin when there are more ranks than GPUs. ``cards``: only these.
 
     ``activation_dtype``: see ``CpuPlatform``; a GPU has one dtype. Raises StartupError without a GPU, and for a CPU
     without ``kernel_level``. ``attention``: on a GPU.
@@ -35,7 +39,10 @@ def platform_for(
         return CpuPlatform(DTYPES[dtype], DTYPES.get(activation_dtype or ""), kernel_level)
     if not (num_gpus := torch.cuda.device_count()):
         raise StartupError("torch finds no GPU: use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES")
-    return CudaPlatform(torch.device("cuda", rank % num_gpus), DTYPES[dtype], attention)
+    try:
+        return CudaPlatform(torch.device("cuda", card_of(rank, cards, num_gpus)), DTYPES[dtype], attention)
+    except ValueError as error:
+        raise StartupError(f"--visual-devices: {error}") from error
 
 
 def shapes_alone(dtype: str = "float32") -> Platform:

@@ -6,6 +6,7 @@ Chosen once, when a rank or a visual server starts. Layers and models get its pa
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.config.deployment import Deployment
 from mmserve.config.fields import KernelWays, Quantization
+from mmserve.config.gpu_memory import Card
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
@@ -114,8 +116,20 @@ class Platform(Protocol):
         """Return memory that the allocator keeps for reuse to the device."""
         ...
 
-    def free_memory_nbytes(self) -> int:
-        """Memory of the device that can still be allocated; of the host where the device is a CPU."""
+    @property
+    def num_devices(self) -> int:
+        """Devices of this kind that ranks take in turn."""
+        ...
+
+    def device_memory(self) -> Card:
+        """The device's memory now, of all processes; the host's where the device is a CPU."""
+        ...
+
+    def peak_nbytes(self, work: Callable[[], object]) -> int:
+        """Do the work, and tell how much of the device's memory it took beside what was held before it, at most.
+
+        Memory that the allocator keeps for reuse is returned before and after. 0 where the device is a CPU.
+        """
         ...
 
     def prefault_for_steps(self, deployment: Deployment) -> None:
@@ -123,7 +137,10 @@ class Platform(Protocol):
         ...
 
     def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
-        """In a visual server: the same for a batch of images and one picture being decoded."""
+        """In a visual server: the same for a batch of images and one picture being decoded.
+
+        On a GPU the room stays this process's own, and it takes little more.
+        """
         ...
 
     def pin(self, arena: Arena) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.config.deployment import Deployment
 from mmserve.config.fields import KernelWays, Quantization
+from mmserve.config.gpu_memory import Card
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.attention.sdpa import SdpaAttention
@@ -218,8 +219,17 @@ class TorchPlatform:
     def release_cached_memory(self) -> None:
         pass
 
-    def free_memory_nbytes(self) -> int:
-        return int(psutil.virtual_memory().available)
+    @property
+    def num_devices(self) -> int:
+        return 1
+
+    def device_memory(self) -> Card:
+        memory = psutil.virtual_memory()
+        return Card(int(memory.total), int(memory.available))
+
+    def peak_nbytes(self, work: Callable[[], object]) -> int:
+        work()
+        return 0
 
     def choose_ways(self, ways: KernelWays) -> None:
         pass

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from mmserve.config import gpu_memory
 from mmserve.config.deployment import Deployment
+from mmserve.config.gpu_memory import RankShare
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import KV_DTYPES, is_out_of_memory
@@ -14,8 +18,7 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import StartupError
 
-_FREE_SHARE = 0.85
-"""Part of the GPU memory that is free after loading. Activations and a vision tower on the same GPU use the rest."""
+logger = logging.getLogger(__name__)
 
 
 def allocate(
@@ -24,10 +27,12 @@ def allocate(
     platform: Platform,
     attention: AttentionBackend[Any],
     block_tokens: int,
+    share: Callable[[], RankShare],
     draft_block_nbytes: int = 0,
 ) -> torch.Tensor:
     """Zeros [layers, *kv_shape of the attention backend], with the same number of blocks on all ranks.
 
+    ``share``: what this rank's steps need of its GPU; asked where the deployment does not say how large the cache is.
     ``draft_block_nbytes``: of a block of the draft model's cache, which this rank allocates besides.
 
     Raises StartupError if one sequence of max_model_len does not fit, or if the memory is not there.
@@ -40,12 +45,12 @@ def allocate(
             num_blocks = _agreed(num_blocks, tp, platform)
     else:
         nbytes = block_nbytes(num_layers, dtype, attention, block_tokens) + draft_block_nbytes
-        num_blocks = _blocks_that_fit(deployment, tp, platform, block_tokens, nbytes)
+        num_blocks = _blocks_that_fit(deployment, tp, platform, block_tokens, nbytes, share())
     per_sequence = -(-deployment.max_model_len // block_tokens)
     if num_blocks < per_sequence:
         raise StartupError(
             f"the KV cache holds {num_blocks * block_tokens} tokens, less than one sequence of "
-            f"{deployment.max_model_len}: raise --kv-cache-gb or lower --max-model-len"
+            f"{deployment.max_model_len}: raise --kv-cache-gb or --gpu-memory-utilization, or lower --max-model-len"
         )
     shape = (num_layers, *attention.kv_shape(num_blocks, block_tokens))
     nbytes = torch.Size(shape).numel() * dtype.itemsize
@@ -67,16 +72,22 @@ def block_nbytes(num_layers: int, dtype: torch.dtype, attention: AttentionBacken
 
 
 def _blocks_that_fit(
-    deployment: Deployment, tp: TpGroup, platform: Platform, block_tokens: int, block_nbytes: int
+    deployment: Deployment, tp: TpGroup, platform: Platform, block_tokens: int, block_nbytes: int, share: RankShare
 ) -> int:
-    """Blocks that fit in the free memory of every rank's GPU, at most twice what all slots can use."""
+    """Blocks that fit in every rank's GPU, at most twice what all slots can use."""
     useful = 2 * deployment.config.max_num_seqs * -(-deployment.max_model_len // block_tokens)
-    sharers = -(-tp.size // torch.cuda.device_count())
+    ranks = -(-len(deployment.ranks_here) // platform.num_devices)
     platform.release_cached_memory()
     # Two barriers: every rank has loaded before one measures, and every rank has measured before one allocates.
     tp.sum(torch.zeros(1, device=platform.device))
-    fits = int(platform.free_memory_nbytes() * _FREE_SHARE) // sharers // block_nbytes
-    return _agreed(min(fits, useful), tp, platform)
+    card = platform.device_memory()
+    room = gpu_memory.kv_nbytes(card, share, deployment.config.gpu_memory_utilization, ranks)
+    logger.info(
+        "%.0f MiB for the KV cache: of %.0f MiB %.0f are in use, a step needs %.0f and graphs %.0f; ranks on it: %d",
+        *(nbytes / MIB for nbytes in (room, card.total_nbytes, card.used_nbytes, *share)),
+        ranks,
+    )
+    return _agreed(min(room // block_nbytes, useful), tp, platform)
 
 
 def _agreed(num_blocks: int, tp: TpGroup, platform: Platform) -> int:

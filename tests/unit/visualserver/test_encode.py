@@ -210,3 +210,16 @@ def test_an_image_that_ends_the_device_is_found_among_those_of_its_batch(arena: 
         with pytest.raises(torch.AcceleratorError):
             _encode(encoder, _decoded(5, 6))
     assert WorkJournal(tmp_path / "work", 8).suspects == {6: 3}
+
+
+def test_when_memory_has_run_out_later_calls_have_half_as_many_images(arena: Arena) -> None:
+    calls: list[int] = []
+
+    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+        calls.append(len(pictures))
+        return _tower(pictures)
+
+    encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal(), 8)
+    for _ in range(2):
+        assert set(_encode(encoder, _decoded(1, 2, 3, 4)).values()) == {ENCODED}
+    assert calls == [4, 1, 1, 1, 1, 2, 2]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from mmserve.config.deployment import Deployment
 from mmserve.config.fields import AttentionChoice
+from mmserve.config.gpu_memory import Card, tower_nbytes
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
 from mmserve.model_backend.layers.ops import Ops
@@ -17,6 +20,9 @@ from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.model_backend.transfers import Transfers
+
+_MORE_FOR_IMAGES_NBYTES = 512 << 20
+"""That a visual server may take beside its room."""
 
 
 class CudaPlatform(TorchPlatform):
@@ -56,8 +62,34 @@ class CudaPlatform(TorchPlatform):
     def release_cached_memory(self) -> None:
         torch.cuda.empty_cache()
 
-    def free_memory_nbytes(self) -> int:
-        return torch.cuda.mem_get_info(self.device)[0]
+    @property
+    def num_devices(self) -> int:
+        return torch.cuda.device_count()
+
+    def device_memory(self) -> Card:
+        free_nbytes, total_nbytes = torch.cuda.mem_get_info(self.device)
+        return Card(total_nbytes, free_nbytes)
+
+    def peak_nbytes(self, work: Callable[[], object]) -> int:
+        self.release_cached_memory()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_reserved(self.device)
+        work()
+        torch.cuda.synchronize(self.device)
+        peak = torch.cuda.max_memory_reserved(self.device)
+        self.release_cached_memory()
+        return peak - before
+
+    def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
+        """Ranks that start later see the room as taken. A batch that needs more fails alone, instead of a rank."""
+        vision = deployment.model.vision
+        assert vision is not None, "a text model has no vision tower"
+        patches = deployment.max_image_rows * vision.patches_per_row
+        sizes = vision.hidden_size, vision.intermediate_size, self.dtype.itemsize
+        room = torch.empty(tower_nbytes(max_images, patches, *sizes), dtype=torch.uint8, device=self.device)
+        del room  # the allocator keeps it
+        most = torch.cuda.memory_reserved(self.device) + _MORE_FOR_IMAGES_NBYTES
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / self.device_memory().total_nbytes), self.device)
 
     def pin(self, arena: Arena) -> None:
         pin(arena, self.device)

@@ -2,53 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
 from mmserve.config.config import Config
+from mmserve.config.gpu_memory import Card, RankShare, kv_nbytes
+from mmserve.model_backend.attention.interface import StepLimits
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.worker.memory_profile import largest_step
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import make_runner
 
+GIB = 1024 * MIB
+
 
 class SmallDevice(TorchPlatform):
-    """As a GPU with so much free memory, once cached memory has been released."""
+    """As a GPU with so much memory; steps take ``peak_nbytes`` of it."""
 
-    def __init__(self, free_nbytes: int) -> None:
+    def __init__(self, card: Card, peak_nbytes: int = 0) -> None:
         super().__init__(torch.device("cpu"), torch.float32)
-        self._free_nbytes = free_nbytes
+        self._card, self._peak_nbytes = card, peak_nbytes
         self.released = False
 
     def release_cached_memory(self) -> None:
         self.released = True
 
-    def free_memory_nbytes(self) -> int:
+    def device_memory(self) -> Card:
         assert self.released
-        return self._free_nbytes
+        return self._card
+
+    def peak_nbytes(self, work: Callable[[], object]) -> int:
+        work()
+        return self._peak_nbytes
 
 
-@pytest.fixture(autouse=True)
-def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
-
-def test_a_part_of_the_free_memory_is_filled_with_blocks(tmp_path: Path) -> None:
+def test_the_cache_takes_what_steps_and_graphs_leave(tmp_path: Path) -> None:
     directory = make_llama(tmp_path)
-    runner = make_runner(directory, kv_tokens=200 * 16)
-    block_nbytes = runner._kv.nbytes // 200
-    runner = make_runner(directory, platform=SmallDevice(100 * block_nbytes), kv_tokens=None)
-    assert runner.num_blocks == 85
+    block_nbytes = make_runner(directory, kv_tokens=200 * 16)._kv.nbytes // 200
+    config = Config(model=str(directory), max_num_seqs=8, gpu_memory_utilization=0.5, max_num_batched_tokens=64)
+    peak, card = 64 * MIB, Card(4 * GIB, 4 * GIB)
+    others = kv_nbytes(card, RankShare(peak, 0), 0.5)
+    used = Card(4 * GIB, 4 * GIB - (others - 85 * block_nbytes))
+    assert make_runner(directory, platform=SmallDevice(used, peak), kv_tokens=None, config=config).num_blocks == 85
+    less = replace(config, gpu_memory_utilization=0.4)
+    with pytest.raises(StartupError, match="--gpu-memory-utilization"):
+        make_runner(directory, platform=SmallDevice(used, peak), kv_tokens=None, config=less)
 
 
 def test_more_blocks_than_all_slots_can_use_are_not_taken(tmp_path: Path) -> None:
-    runner = make_runner(make_llama(tmp_path), platform=SmallDevice(1 << 40), kv_tokens=None)
+    device = SmallDevice(Card(1 << 40, 1 << 40))
+    runner = make_runner(make_llama(tmp_path), platform=device, kv_tokens=None)
     assert runner.num_blocks == 2 * 8 * 16, "twice what 8 slots of 256 tokens can use"
+
+
+def test_a_step_that_does_not_fit_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    class Full(SmallDevice):
+        def peak_nbytes(self, work: Callable[[], object]) -> int:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(StartupError, match=r"a step of 2048 tokens .*--max-num-batched-tokens"):
+        make_runner(make_llama(tmp_path), platform=Full(Card(GIB, GIB)), kv_tokens=None)
+
+
+@pytest.mark.parametrize(("tokens", "counts"), [(300, [256, 44]), (512, [256, 256]), (100, [100])])
+def test_the_largest_step_has_all_tokens_at_the_end_of_long_sequences(tokens: int, counts: list[int]) -> None:
+    step = largest_step(StepLimits(tokens, 8, 16, 16), 256)
+    assert step.counts.tolist() == counts
+    assert set((step.starts + step.counts).tolist()) == {256}
+    assert len(step.slot_mapping) == tokens
 
 
 @pytest.mark.parametrize("prefault", [False, True])

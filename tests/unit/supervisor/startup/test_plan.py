@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -299,6 +300,26 @@ def test_a_node_needs_memory_for_its_own_ranks(model: ModelSpec) -> None:
 def test_embeddings_of_a_step_fit_into_one_message_to_a_node(model: ModelSpec) -> None:
     nodes = {"tp": 2, "nnodes": 2, "head": "10.0.0.1", "cluster_key_file": "key"}
     assert "lower it to 12288 or less" in _refused(model, LAPTOP, max_num_batched_tokens=16384, **nodes)
+
+
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [
+        ({}, True),
+        ({"visual_devices": (0,)}, True),
+        ({"visual_devices": (2, 1)}, True),
+        ({"visual_devices": (2,)}, False),
+    ],
+)
+def test_a_rank_starts_after_the_visual_servers_of_its_card(
+    options: dict[str, Any], waits: bool, model: ModelSpec
+) -> None:
+    """Its KV cache takes what they leave. On a CPU, and beside a card of their own, nothing waits."""
+    after = {role.name: role.after for role in topology(_make(model, GPU, tp=2, **options))}
+    assert after["model_backend"] == (("visualserver",) if waits else ())
+    assert {role.name: role.after for role in topology(_make(model))}["model_backend"] == ()
+    text_only = ModelSpec(family="llama", path=model.path, text=model.text)
+    assert {role.name: role.after for role in topology(_make(text_only, GPU))}["model_backend"] == ()
 
 
 def test_a_text_model_needs_no_visual_server(model: ModelSpec) -> None:
