@@ -26,6 +26,7 @@ _CPU_PROCESS_NBYTES = (65 * _MIB, 215 * _MIB, 200 * _MIB)
 """PSS of each further HTTP worker, visual server and rank, with the packaged model at rest."""
 _SHOWN = (
     *("tp", "dtype", "quantization", "kernel_level", "speculative_model", "kv_cache_dtype", "max_model_len"),
+    "gpu_memory_utilization",
     *("max_num_seqs", "max_num_batched_tokens", "mm_cache_gb", "http_workers", "visual_workers", "pixel_budget_mb"),
     *("body_budget_mb", "fetch_budget_mb", "max_body_mb"),
 )

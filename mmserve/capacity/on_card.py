@@ -6,6 +6,7 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config import gpu_memory
 from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Dtype
+from mmserve.config.graph_ladder import ladder
 
 
 def on_card_nbytes(config: Config, model: ModelSpec, dtype: Dtype) -> int:
@@ -13,7 +14,8 @@ def on_card_nbytes(config: Config, model: ModelSpec, dtype: Dtype) -> int:
     text, size, rows = model.text, DTYPE_BYTES[dtype], config.max_num_batched_tokens
     step = gpu_memory.step_nbytes(rows, text.hidden_size, max(text.intermediate_sizes), config.tp, size)
     step = max(step, gpu_memory.sampler_nbytes(config.max_num_seqs, text.vocab_size))
-    of_rank = gpu_memory.CONTEXT_NBYTES + step
+    rungs = () if config.enforce_eager else ladder(config.max_num_seqs)
+    of_rank = gpu_memory.CONTEXT_NBYTES + step + gpu_memory.graphs_nbytes(rungs, step, rows)
     if (vision := model.vision) is None:
         return of_rank
     images = config.visual_batch_size or gpu_memory.BATCH_IMAGES

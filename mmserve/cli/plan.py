@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _OF_SERVE = (
     *("tp", "dtype", "quantization", "kernel_level", "kv_cache_dtype", "kv_cache_gb", "mm_cache_gb", "max_model_len"),
+    *("gpu_memory_utilization", "enforce_eager", "visual_batch_size"),
     *("max_num_seqs", "max_num_batched_tokens", "speculative_model", "visual_workers", "http_workers"),
     *("mm_processor_kwargs", "arena_huge_pages", "pixel_budget_mb", "body_budget_mb", "fetch_budget_mb", "max_body_mb"),
 )

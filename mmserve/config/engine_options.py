@@ -79,6 +79,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         AttentionChoice,
         field("model", "attention on a GPU; auto: Triton's kernels where they pass a test at start, else torch's"),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool, field("model", "on a GPU compute every decode step launch by launch, not as a captured CUDA graph")
+    ] = False
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, field("model", "context length in tokens; default: the model's")
     ] = None

@@ -80,6 +80,8 @@ class Option:
                 return "a whole number" + _limits(low, None, high)
             case inspect.FloatType(ge=low, gt=above, le=high):
                 return "a number" + _limits(low, above, high)
+            case inspect.VarTupleType(item_type=inspect.IntType()):
+                return "a list of whole numbers, or one text with commas"
             case inspect.VarTupleType():
                 return "a list of texts, or one text with commas"
             case inspect.DictType():

@@ -1,4 +1,4 @@
-"""What a person at the terminal is shown: lines, and one progress bar for all processes that load weights."""
+"""What a person at the terminal is shown: lines, and progress bars, each for all processes that do the same."""
 
 from __future__ import annotations
 
@@ -30,37 +30,42 @@ def say(text: str, stream: TextIO) -> None:
             os.close(null)
 
 
-class WeightsBar:
-    """A context manager. The bar appears with the first report; without a terminal there are two lines in the log."""
+_TITLES = {"bytes": "loading weights", "graphs": "capturing CUDA graphs"}
+"""By unit."""
+
+
+class StartBars:
+    """A context manager. A bar appears with the first report of its kind, which ends the one before it; without a
+    terminal there are lines in the log."""
 
     def __init__(self) -> None:
-        self._reports: dict[Hashable, Progress] = {}
+        self._reports: dict[str, dict[Hashable, Progress]] = {}
         self._bar: tqdm[Any] | None = None
         self._is_terminal = sys.stderr.isatty()
-        self._printed = False
         # No monitor thread: children are started from a process with one thread.
         tqdm.monitor_interval = 0
 
-    def __enter__(self) -> WeightsBar:
+    def __enter__(self) -> StartBars:
         return self
 
     def update(self, source: Hashable, report: Progress) -> None:
         """Record the progress of one process (``source``)."""
-        self._reports[source] = report
-        done = sum(report.done for report in self._reports.values())
-        total = sum(report.total for report in self._reports.values())
+        is_new = report.unit not in self._reports
+        reports = self._reports.setdefault(report.unit, {})
+        reports[source] = report
+        done, total = (sum(getattr(each, name) for each in reports.values()) for name in ("done", "total"))
         if self._is_terminal:
             with suppress(OSError):
-                self._draw(done, total)
-        elif not self._printed:
-            self._printed = True
-            logger.info("loading weights")
+                self._draw(report.unit, done, total, is_new=is_new)
+        elif is_new:
+            logger.info("%s", _TITLES[report.unit])
 
-    def _draw(self, done: int, total: int) -> None:
-        if self._bar is None:
-            bar: tqdm[Any] = tqdm(
-                desc="loading weights", total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr
-            )
+    def _draw(self, unit: str, done: int, total: int, *, is_new: bool) -> None:
+        if is_new or self._bar is None:
+            if self._bar is not None:
+                self._bar.close()
+            scale: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if unit == "bytes" else {}
+            bar: tqdm[Any] = tqdm(desc=_TITLES[unit], total=total, file=sys.stderr, **scale)
             self._bar = bar
         self._bar.total = total
         self._bar.n = done
@@ -72,6 +77,6 @@ class WeightsBar:
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.close()
-        elif self._printed and error is None:
-            loaded = sum(report.done for report in self._reports.values())
+        elif "bytes" in self._reports and error is None:
+            loaded = sum(report.done for report in self._reports["bytes"].values())
             logger.info("loaded weights: %.0f MiB", loaded / MIB)

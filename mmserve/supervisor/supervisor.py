@@ -17,7 +17,7 @@ from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child.process import Child, InheritedFds, spawn
 from mmserve.supervisor.child.protocol import Progress, Ready
 from mmserve.supervisor.children import Children
-from mmserve.supervisor.progress import WeightsBar
+from mmserve.supervisor.progress import StartBars
 from mmserve.supervisor.restarts import RestartLimit
 from mmserve.supervisor.rolling_restart import RollingRestart, has_terminal
 from mmserve.supervisor.start_limit import StartLimit
@@ -98,7 +98,7 @@ class Supervisor:
 
     def _handle_start(self, unfinished: Callable[[], Collection[Member]]) -> None:
         """Handle events until no member is unfinished."""
-        with WeightsBar() as bar:
+        with StartBars() as bars:
             while unfinished():
                 self._end_if_hung()
                 for event in self._watch.wait(self._start_limit.interval_s(self._children) or _TOLD_WITHIN_S):
@@ -109,7 +109,7 @@ class Supervisor:
                             self._children.forget(child)
                             raise StartupError(f"{child.member.title} {cause}")
                         case Reported(child, Progress() as progress):
-                            bar.update(child.member, progress)
+                            bars.update(child.member, progress)
                         case Reported(child, Ready()):
                             logger.debug("%s is ready", child.member.title)
                             self._children.start_unblocked()

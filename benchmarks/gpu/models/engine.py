@@ -9,7 +9,8 @@ import tempfile
 import time
 import warnings
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -23,9 +24,10 @@ from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
+from mmserve.config.gpu_memory import graphs_nbytes
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
-from mmserve.model_backend.attention.interface import AttentionBackend
+from mmserve.model_backend.attention.interface import AttentionBackend, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.target import Targets
@@ -35,7 +37,9 @@ from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.vision.interface import Tower
 from mmserve.model_backend.worker import model_runner
+from mmserve.model_backend.worker.memory_profile import step_peak_nbytes
 from mmserve.model_backend.worker.model_runner import ModelRunner
+from mmserve.model_backend.worker.warm_up import WarmUp
 
 _GREEDY = SamplingParams(max_tokens=100_000, temperature=0.0)
 _STANDARD_DEVIATION = 0.02
@@ -53,6 +57,16 @@ class Size(NamedTuple):
     def tokens(self) -> int:
         """Of one sequence while its decode steps are measured."""
         return self.context + 3 * self.steps + 16
+
+
+class Captures(NamedTuple):
+    """``wanted`` graphs, of which ``made`` are there, and the bytes that they took and were planned."""
+
+    wanted: int
+    made: int
+    seconds: float
+    nbytes: int
+    planned_nbytes: int
 
 
 def spec_of(shape: Shape) -> ModelSpec:
@@ -108,6 +122,7 @@ class Engine:
             self.runner._kv.normal_(generator=self._generator)
         self.load_s = time.perf_counter() - started_s
         self._step_id = 0
+        self._deployment, self._platform = deployment, platform
 
     def _random_decoder(
         self, model: ModelSpec, platform: Platform, attention: AttentionBackend[Any], tp: TpGroup, *_: object
@@ -116,6 +131,40 @@ class Engine:
         decoder = family_of(model.family).decoder(model.text, attention, platform.layer_context(tp))
         fill(decoder.targets(), decoder.modules(), self._generator)
         return decoder
+
+    def capture(self) -> Captures:
+        """Of a graph for each number of rows, as at the start of a server."""
+        runner, device = self.runner, self._platform.device
+        rungs, before = runner._executor.rungs, self._held_nbytes()
+        started_s = time.perf_counter()
+        warm_up = WarmUp(runner.step, TpGroup(), device, runner.block_tokens)
+        warm_up.graphs(rungs, runner.num_blocks, lambda done, total, unit: None)
+        seconds = time.perf_counter() - started_s
+        step_nbytes = self.step_nbytes()
+        planned = graphs_nbytes(rungs, step_nbytes, self._deployment.config.max_num_batched_tokens)
+        return Captures(len(rungs), len(runner._executor.rungs), seconds, self._held_nbytes() - before, planned)
+
+    def step_nbytes(self) -> int:
+        """That the largest step computes in, as a rank measures it at start."""
+        runner = self.runner
+        return step_peak_nbytes(self._deployment, runner._model, self._platform, runner._attention, runner.block_tokens)
+
+    @contextmanager
+    def launch_by_launch(self) -> Iterator[None]:
+        """Within it no step is a graph."""
+        runner, replaying = self.runner, self.runner._executor
+        config = self._deployment.config
+        blocks = -(-self._deployment.max_model_len // runner.block_tokens)
+        limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, blocks, runner.block_tokens)
+        runner._executor = self._platform.executor(runner._model, limits)
+        try:
+            yield
+        finally:
+            runner._executor = replaying
+
+    def _held_nbytes(self) -> int:
+        """Of the device's memory, by this process."""
+        return torch.cuda.memory_reserved() if self._platform.device.type == "cuda" else 0
 
     def start_decoding(self, batch: int, context: int) -> None:
         """So many sequences, of which all but the last token count as computed; the first decode step is made."""

@@ -11,6 +11,7 @@ import torch
 
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config.config import Config
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
@@ -74,6 +75,8 @@ def answers(
     num_tokens: int,
     chunk: int,
     sampling: SamplingParams,
+    *,
+    enforce_eager: bool = False,
 ) -> list[Answer]:
     """All prompts at once, in chunks of so many tokens. Raises AssertionError if one fails."""
     spec, device = load(directory), platform.device.type
@@ -84,6 +87,7 @@ def answers(
             platform,
             device=device,
             dtype=_DTYPES[platform.dtype],
+            config=Config(model=str(directory), max_num_seqs=8, enforce_eager=enforce_eager),
             max_model_len=min(_MAX_CONTEXT, spec.text.max_position),
         )
         driver = Driver(runner, chunk, whole_images=spec.text.attends_whole_images)

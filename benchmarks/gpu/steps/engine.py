@@ -61,6 +61,7 @@ def run(checks: Checks, settings: Settings) -> None:
     models = _Models(settings)
     for name, (batches, prompts) in (_SMALL_MODELS if settings.small else _MODELS).items():
         checks.run(f"{name}, load", partial(_load, models, name))
+        checks.run(f"{name}, graphs", partial(_graphs, models, name))
         for batch in batches:
             checks.run(f"{name}, decode, {batch}", partial(_decode, models, name, batch))
         for tokens in prompts:
@@ -73,6 +74,19 @@ def _load(models: _Models, name: str) -> Figures:
     return {"s": engine.load_s, "blocks": engine.runner.num_blocks} | _memory()
 
 
+def _graphs(models: _Models, name: str) -> Figures:
+    """Fails if one could not be captured. On a CPU there are none."""
+    found = models.engine(name).capture()
+    assert found.made == found.wanted, "steps cannot be captured; the log says why"
+    return {
+        "graphs": found.made,
+        "s": found.seconds,
+        "bytes": found.nbytes,
+        "bytes planned": found.planned_nbytes,
+        "bytes of the largest step": models.engine(name).step_nbytes(),
+    }
+
+
 def _memory() -> dict[str, Any]:
     import torch
 
@@ -80,7 +94,8 @@ def _memory() -> dict[str, Any]:
 
 
 def _decode(models: _Models, name: str, batch: int) -> Figures:
-    """Steps one after the other, then each launched before the one before is collected, then profiled ones."""
+    """Steps one after the other, then each launched before the one before is collected, then profiled ones, then
+    some that are no graphs."""
     from benchmarks.gpu.models.engine import median
     from benchmarks.gpu.rates.ceilings import ceilings
     from benchmarks.gpu.rates.device import device_of
@@ -96,6 +111,8 @@ def _decode(models: _Models, name: str, batch: int) -> Figures:
         work = partial(engine.overlapped_s, _PROFILED_STEPS)
         about = profiled(work, _PROFILED_STEPS + 1, device_of(settings))
         waits = engine.waits(_PROFILED_STEPS)
+        with engine.launch_by_launch():
+            launched_s = engine.overlapped_s(steps)
     finally:
         engine.stop()
     floor_s = decode_s(models.shape(name).decoder, batch, context + steps, ceilings(settings))
@@ -103,6 +120,7 @@ def _decode(models: _Models, name: str, batch: int) -> Figures:
     return {
         "ms a step": 1e3 * alone_s,
         "ms a step, overlapped": 1e3 * overlapped_s,
+        "ms a step, overlapped, without graphs": 1e3 * launched_s,
         "ms of the floor": 1e3 * floor_s,
         "tokens/s": batch / best_s,
         "of the floor": floor_s / best_s,

@@ -40,6 +40,7 @@ def run(checks: Checks, settings: Settings) -> None:
             checks.run(f"float32, {family}", partial(_family, Path(made), family, settings))
         for kind in _AHEAD:
             checks.run(f"launched ahead, {kind}", partial(_ahead, Path(made), kind, settings))
+        checks.run("graphs", partial(_graphs, Path(made), settings))
         checks.run("float32, packaged model", lambda: _packaged(settings, "float32"))
         if not settings.small:
             checks.run("bfloat16, packaged model", lambda: _packaged(settings, "bfloat16"))
@@ -97,6 +98,25 @@ def _ahead(folder: Path, kind: str, settings: Settings) -> Figures:
     return {"steps": len(made)}
 
 
+def _graphs(folder: Path, settings: Settings) -> Figures:
+    """Decode steps that are replayed write the tokens of steps that are computed launch by launch."""
+    from benchmarks.checkpoints.tiny import TINY
+    from mmserve.messages.sampling import SamplingParams
+
+    directory, rng = TINY["llama"](folder / "graphs"), random.Random(settings.seed)
+    prompts = [_text_prompt(rng, length) for length in (3, 40, 7)]
+    figures: dict[str, Any] = {}
+    for dtype in ("float32",) if settings.small else ("float32", "bfloat16"):
+        for name, temperature in (("greedy", 0.0), ("drawn", 0.9)):
+            sampling = SamplingParams(max_tokens=1000, temperature=temperature, seed=settings.seed, logprobs=1)
+            on = partial(_answers_on, directory, prompts, _NUM_TOKENS, settings.device, dtype, sampling)
+            expected, found = on(enforce_eager=True), on()
+            figures[f"part of {name} {dtype} tokens equal"] = _equal_part(expected, found)
+            if dtype == "float32":
+                _assert_equal(expected, found)
+    return figures
+
+
 def _packaged(settings: Settings, dtype: str) -> Figures:
     """Answers to questions whose right answer is known."""
     from mmserve.checkpoint.load import load
@@ -129,7 +149,16 @@ def _packaged(settings: Settings, dtype: str) -> Figures:
     return figures
 
 
-def _answers_on(directory: Path, prompts: list[Any], num_tokens: int, device: str, dtype: str, sampling: Any) -> Any:
+def _answers_on(
+    directory: Path,
+    prompts: list[Any],
+    num_tokens: int,
+    device: str,
+    dtype: str,
+    sampling: Any,
+    *,
+    enforce_eager: bool = False,
+) -> Any:
     """``device``: cuda, cpu, or reference: torch on the CPU."""
     import torch
 
@@ -141,7 +170,8 @@ def _answers_on(directory: Path, prompts: list[Any], num_tokens: int, device: st
         return answers(
             directory, TorchPlatform(torch.device("cpu"), DTYPES[dtype]), prompts, num_tokens, _CHUNK, sampling
         )
-    return answers(directory, platform_for(device, dtype), prompts, num_tokens, _CHUNK, sampling)
+    platform = platform_for(device, dtype)
+    return answers(directory, platform, prompts, num_tokens, _CHUNK, sampling, enforce_eager=enforce_eager)
 
 
 def _text_prompt(rng: random.Random, length: int) -> Any:

@@ -6,7 +6,7 @@ its ``MetadataBuilder`` makes the metadata of the step once, and ``forward`` is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -153,9 +153,14 @@ class AttentionBackend(Protocol[M]):
 
     @property
     def supports_graphs(self) -> bool:
-        """True if ``forward`` can be captured in a CUDA graph: static buffers, nothing depends on host values.
+        """True if ``forward`` can be captured in a CUDA graph: static buffers, nothing depends on host values."""
+        ...
 
-        Not read yet; the executor with CUDA graphs will ask it.
+    def graph_key(self, metadata: M) -> Hashable | None:
+        """None: a step with this metadata cannot be captured.
+
+        A graph captured with a step of n rows computes any step of the same key with at most n rows: it reads the
+        metadata that ``builder`` has built last. Rows behind those of that step store nothing and attend to nothing.
         """
         ...
 

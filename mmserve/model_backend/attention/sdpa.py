@@ -121,6 +121,9 @@ class SdpaAttention:
             mask = torch.full(scores.shape[-2:], float("-inf"), device=q.device).triu_(1)
         return (scores + mask).softmax(-1).to(v.dtype) @ v
 
+    def graph_key(self, metadata: SdpaMetadata) -> None:
+        return None
+
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
         copy_leading_tokens(kv_cache, copies)
 

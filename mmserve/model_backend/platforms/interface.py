@@ -6,8 +6,8 @@ Chosen once, when a rank or a visual server starts. Layers and models get its pa
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -26,8 +26,21 @@ from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.model_backend.transfers import Transfers
 
 
+class Graphs(NamedTuple):
+    """What decode steps may be captured for."""
+
+    attention: AttentionBackend[Any]
+    rungs: Sequence[int]
+    """Numbers of rows, ascending; empty: none."""
+
+
 class ForwardExecutor(Protocol):
     """Runs all layers of a model for one step: eagerly, as one compiled call, or as a captured graph."""
+
+    @property
+    def rungs(self) -> Sequence[int]:
+        """Numbers of rows that should be computed once before requests come, ascending: each has a graph of its own."""
+        ...
 
     def forward(
         self,
@@ -87,8 +100,10 @@ class Platform(Protocol):
         """``kv_dtype``: of the KV cache, which may have fewer bits than ``dtype``."""
         ...
 
-    def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
-        """For a model whose weights have finished loading; they must not be replaced afterwards."""
+    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
+        """For a model whose weights have finished loading; they must not be replaced afterwards.
+
+        ``graphs``: for a device that captures steps."""
         ...
 
     def sampling(self) -> TokenSampling: ...

@@ -25,7 +25,7 @@ from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMe
 from mmserve.model_backend.layers.ops import Activation, FeedForward, Ops
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
-from mmserve.model_backend.platforms.interface import ForwardExecutor
+from mmserve.model_backend.platforms.interface import ForwardExecutor, Graphs
 from mmserve.model_backend.platforms.sampling import TokenSampling, TorchSampling
 from mmserve.model_backend.transfers import PlainTransfers, Transfers
 from mmserve.runtime.errors import StartupError
@@ -141,6 +141,8 @@ class PlainLinear:
 class EagerExecutor:
     """Runs a model layer by layer."""
 
+    rungs: Sequence[int] = ()
+
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
 
@@ -204,7 +206,7 @@ class TorchPlatform:
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
         return SdpaAttention(spec, self.dtype, self.device, self.transfers())
 
-    def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
+    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
         return EagerExecutor(model)
 
     def sampling(self) -> TokenSampling:

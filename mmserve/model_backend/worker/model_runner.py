@@ -16,7 +16,8 @@ import torch
 
 from mmserve.checkpoint.load import check_tp
 from mmserve.config.deployment import Deployment
-from mmserve.config.gpu_memory import RankShare
+from mmserve.config.gpu_memory import RankShare, graphs_nbytes
+from mmserve.config.graph_ladder import ladder
 from mmserve.ipc.faults import NO_FAULTS
 from mmserve.messages.step import BlockCopy, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
@@ -26,7 +27,7 @@ from mmserve.model_backend.loader.registry import positions_of
 from mmserve.model_backend.loader.weights import Progress
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.device import KV_DTYPES
-from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.platforms.interface import Graphs, Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.drafting.draft_model import DraftModel
 from mmserve.model_backend.worker.drafting.proposals import Proposals
@@ -84,7 +85,8 @@ class ModelRunner:
         platform.choose_ways(deployment.config.kernel_ways)
         startup_timer.end("choice of kernels")
         draft_block_nbytes = 0 if draft is None else draft.block_nbytes(self.block_tokens)
-        measured = partial(_share, deployment, self._model, platform, self._attention, self.block_tokens)
+        rungs = _rungs(deployment, tp)
+        measured = partial(_share, deployment, self._model, platform, self._attention, self.block_tokens, rungs)
         self._kv = kv_cache.allocate(
             deployment, tp, platform, self._attention, self.block_tokens, measured, draft_block_nbytes
         )
@@ -104,7 +106,8 @@ class ModelRunner:
         )
         limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
         self._metadata_builder = self._attention.builder(limits)
-        self._executor = platform.executor(self._model, limits)
+        self._executor = platform.executor(self._model, limits, Graphs(self._attention, rungs))
+        self._progress = progress
         streams = 1 if spec.vision is None else spec.vision.streams
         self._image_writer = ImageEmbeddingWriter(embeddings, spec.text.hidden_size, tp, platform, streams)
         self._errors = StepErrors(tp, platform)
@@ -127,6 +130,7 @@ class ModelRunner:
         """Compute once, so that no request pays for first calls, and time a chunk. Raises StartupError."""
         warm_up = WarmUp(self.step, self._tp, self._platform.device, self.block_tokens)
         warm_up.first_steps(with_draft=self._has_draft_model)
+        warm_up.graphs(self._executor.rungs, self.num_blocks, self._progress)
         return warm_up.time_chunk(self._max_chunk_tokens, self._max_step_s)
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -261,11 +265,24 @@ class ModelRunner:
         return _Computed([], self._model.logits(outputs) if batch.sample_slots else None, prompts)
 
 
+def _rungs(deployment: Deployment, tp: TpGroup) -> Sequence[int]:
+    """Numbers of rows for which decode steps may be captured. Collectives in the host's memory cannot be."""
+    if deployment.config.enforce_eager or (tp.size > 1 and tp.on_host):
+        return ()
+    return ladder(deployment.config.max_num_seqs)
+
+
 def _share(
-    deployment: Deployment, model: DecoderModel, platform: Platform, attention: AttentionBackend[Any], block_tokens: int
+    deployment: Deployment,
+    model: DecoderModel,
+    platform: Platform,
+    attention: AttentionBackend[Any],
+    block_tokens: int,
+    rungs: Sequence[int],
 ) -> RankShare:
     """What this rank's steps need of its device."""
-    return RankShare(step_peak_nbytes(deployment, model, platform, attention, block_tokens), 0)
+    step_nbytes = step_peak_nbytes(deployment, model, platform, attention, block_tokens)
+    return RankShare(step_nbytes, graphs_nbytes(rungs, step_nbytes, deployment.config.max_num_batched_tokens))
 
 
 def _sampler(deployment: Deployment, platform: Platform) -> Sampler:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.loader.weights import Progress
 from mmserve.runtime.errors import StartupError
 
 _FIRST_TOKENS, _FIRST_DRAFT_TOKENS = 8, 2
@@ -43,6 +44,23 @@ class WarmUp:
             if not result.proposals[0].num_tokens:
                 raise StartupError("the draft model's first forward pass fails; choose another --speculative-model")
         self._step(StepPlan(step_id=0, free=(0,)))
+
+    def graphs(self, rungs: Sequence[int], num_blocks: int, progress: Progress) -> None:
+        """Compute a step of each number of rows, the largest first: so their graphs are captured, and share its memory.
+
+        ``rungs``: ascending, at most as many rows as there are slots.
+        """
+        for done, rows in enumerate(reversed(rungs)):
+            progress(done, len(rungs), "graphs")
+            new = tuple(
+                NewSequence(slot=slot, token_ids=bytes(8), num_prompt_tokens=1, spans=(), sampling=_GREEDY)
+                for slot in range(rows)
+            )
+            steps = tuple(SequenceStep(slot, 0, 1, (slot % num_blocks,), True) for slot in range(rows))
+            self._compute(StepPlan(step_id=0, new=new, steps=steps))
+            self._step(StepPlan(step_id=0, free=tuple(range(rows))))
+        if rungs:
+            progress(len(rungs), len(rungs), "graphs")
 
     def time_chunk(self, max_tokens: int, max_s: float) -> ChunkTime:
         """Times chunks of growing size, and returns the last: of ``max_tokens``, or one that takes ``max_s`` / 4.

@@ -77,7 +77,7 @@ class _Reporter:
         now = time.monotonic()
         if done >= total or now - self._progress_s >= _PROGRESS_INTERVAL_S:
             self._progress_s = now
-            self.send(Progress(done, total))
+            self.send(Progress(done, total, "graphs" if what == "graphs" else "bytes"))
 
     def send(self, report: Report) -> None:
         # A write of one short line is atomic on a pipe. Without a supervisor the process ends by the parent-death pipe.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from mmserve.config.deployment import Deployment
@@ -27,10 +29,12 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Loading: ``done`` of ``total`` (bytes)."""
+    """``done`` of ``total``."""
 
     done: int
     total: int
+    unit: Literal["bytes", "graphs"] = "bytes"
+    """What is done: bytes of weights are loaded, or CUDA graphs are captured."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -170,6 +170,17 @@ def test_cards_share_weights_and_heads() -> None:
     assert "--tp 2" in two.flags
 
 
+def test_a_card_is_divided_as_ranks_divide_it() -> None:
+    card, vision = gpu("h200"), make_deployment("/run").model
+    found = _estimate(card)
+    used = found.text_weights_bytes + found.other_bytes + found.kv_tokens * found.kv_bytes_per_token
+    assert 0.88 * card.memory_nbytes < used < 0.9 * card.memory_nbytes, "a margin is left"
+    assert _estimate(card, gpu_memory_utilization=0.5).kv_tokens < found.kv_tokens
+    assert _estimate(card, enforce_eager=True).other_bytes < found.other_bytes
+    one, more = (_estimate(card, model=vision, visual_batch_size=count).other_bytes for count in (1, 32))
+    assert one < more
+
+
 def test_decoding_is_bound_by_reading_weights_and_cache() -> None:
     one, sixteen, long = _estimate().speeds
     table = 32_000 * 1024 * 2

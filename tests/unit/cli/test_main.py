@@ -108,7 +108,7 @@ def test_print_config_can_be_read_again_and_hides_the_key(capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "sesame" not in printed
     values = yaml.safe_load(printed)
-    for name in ("served_model_name", "allowed_media_domains", "allowed_hosts", "allowed_origins"):
+    for name in ("served_model_name", "allowed_media_domains", "allowed_hosts", "allowed_origins", "visual_devices"):
         values[name] = tuple(values[name])
     assert Config(**values) == Config(tp=2, enable_concurrent_alloc=False)
 

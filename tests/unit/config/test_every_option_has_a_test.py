@@ -88,6 +88,7 @@ SHOWN_BY = {
     "pixel_budget_mb": f"{PERMITS}::test_requests_that_decode_at_once_are_limited_in_bytes",
     "fetch_budget_mb": f"{BUDGETS}::test_fetched_images_have_a_separate_budget",
     "visual_workers": f"{PLAN}::test_topology_counts_and_titles",
+    "enforce_eager": "unit/model_backend/worker/test_kv_cache.py::test_the_cache_takes_what_steps_and_graphs_leave",
     "visual_devices": f"{PLAN}::test_a_rank_starts_after_the_visual_servers_of_its_card",
     "gpu_memory_utilization": "unit/model_backend/worker/test_kv_cache.py"
     "::test_the_cache_takes_what_steps_and_graphs_leave",

@@ -204,3 +204,11 @@ def test_a_kubernetes_service_of_our_name_is_no_option() -> None:
         "MMSERVE_SVC_PORT_80_UDP_ADDR": "10.0.0.4",
     }
     assert resolve({}, linked | {"MMSERVE_SEED": "7"}, None) == resolve({"seed": "7"}, {}, None)
+
+
+def test_a_list_of_numbers_may_be_written_with_commas() -> None:
+    option = OPTIONS["visual_devices"]
+    assert option.parse("1, 2", "here") == (1, 2)
+    for wrong in ("a", "-1", "1.5"):
+        with pytest.raises(OptionError, match="here: visual_devices must be a list of whole numbers"):
+            option.parse(wrong, "here")

@@ -124,6 +124,9 @@ class PagedCpuAttention:
         )
         return out
 
+    def graph_key(self, metadata: PagedCpuMetadata) -> None:
+        return None
+
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
         if self.kv_dtype is torch.float32:
             copy_leading_tokens(kv_cache, copies)

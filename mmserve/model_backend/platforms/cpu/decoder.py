@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
 
 import torch
@@ -73,6 +74,8 @@ class CompiledDecoder:
 
     It keeps the addresses of the weights, which must not be replaced afterwards. ``rounds``: as in ``KernelOps``.
     """
+
+    rungs: Sequence[int] = ()
 
     def __init__(self, kernels: ctypes.CDLL, weights: DecoderWeights, *, rounds: bool = False) -> None:
         self._decode = kernels.mm_decoder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,18 +12,25 @@ from mmserve.config.deployment import Deployment
 from mmserve.config.fields import AttentionChoice
 from mmserve.config.gpu_memory import Card, tower_nbytes
 from mmserve.ipc.arena import Arena
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.layers.ops import Ops
+from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_triton, triton_attention
+from mmserve.model_backend.platforms.cuda.graphs.capture import CudaCapture
+from mmserve.model_backend.platforms.cuda.graphs.executor import GraphExecutor
 from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
+from mmserve.model_backend.platforms.interface import ForwardExecutor, Graphs
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.model_backend.transfers import Transfers
 
 _MORE_FOR_IMAGES_NBYTES = 512 << 20
 """That a visual server may take beside its room."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class CudaPlatform(TorchPlatform):
@@ -58,6 +66,15 @@ class CudaPlatform(TorchPlatform):
 
     def transfers(self) -> Transfers:
         return CudaTransfers(self.device)
+
+    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
+        eager = super().executor(model, limits)
+        if graphs is None or not graphs.rungs:
+            return eager
+        if model.decoder_weights() is None or not graphs.attention.supports_graphs:
+            logger.info("steps are computed launch by launch: graphs are for plain decoders on Triton's attention")
+            return eager
+        return GraphExecutor(model, graphs.attention, graphs.rungs, CudaCapture(self.device))
 
     def release_cached_memory(self) -> None:
         torch.cuda.empty_cache()

@@ -11,7 +11,8 @@ import torch
 from msgspec.structs import replace
 
 from mmserve.config.config import Config
-from mmserve.config.gpu_memory import Card, RankShare, kv_nbytes
+from mmserve.config.gpu_memory import Card, RankShare, graphs_nbytes, kv_nbytes
+from mmserve.config.graph_ladder import ladder
 from mmserve.model_backend.attention.interface import StepLimits
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.reference import TorchPlatform
@@ -49,9 +50,11 @@ def test_the_cache_takes_what_steps_and_graphs_leave(tmp_path: Path) -> None:
     block_nbytes = make_runner(directory, kv_tokens=200 * 16)._kv.nbytes // 200
     config = Config(model=str(directory), max_num_seqs=8, gpu_memory_utilization=0.5, max_num_batched_tokens=64)
     peak, card = 64 * MIB, Card(4 * GIB, 4 * GIB)
-    others = kv_nbytes(card, RankShare(peak, 0), 0.5)
+    others = kv_nbytes(card, RankShare(peak, graphs_nbytes(ladder(8), peak, 64)), 0.5)
     used = Card(4 * GIB, 4 * GIB - (others - 85 * block_nbytes))
     assert make_runner(directory, platform=SmallDevice(used, peak), kv_tokens=None, config=config).num_blocks == 85
+    eager = replace(config, enforce_eager=True)
+    assert make_runner(directory, platform=SmallDevice(used, peak), kv_tokens=None, config=eager).num_blocks > 85
     less = replace(config, gpu_memory_utilization=0.4)
     with pytest.raises(StartupError, match="--gpu-memory-utilization"):
         make_runner(directory, platform=SmallDevice(used, peak), kv_tokens=None, config=less)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ class TritonAttention:
     block_sizes: Sequence[int] = (16, 32, 64, 128)
     turns_heads = True
     supports_graphs = True
-    """Of steps of short chunks alone, until a buffer moves (``StepRecord``)."""
 
     def __init__(self, spec: AttentionSpec, device: torch.device, tiling: AttentionTiling, num_programs: int) -> None:
         self._spec, self._device, self._tiling, self._num_programs = spec, device, tiling, num_programs
@@ -167,6 +166,13 @@ class TritonAttention:
             "STAGES": sizes.stages,
             "num_warps": sizes.warps,
         }
+
+    def graph_key(self, metadata: TritonMetadata) -> Hashable | None:
+        """Of steps of short chunks alone, whose buffers stay where they are."""
+        if metadata.num_tiles or not metadata.has_splits:
+            return None
+        partials = metadata.partials
+        return metadata.record.data_ptr(), partials.totals.data_ptr(), partials.weights.data_ptr()
 
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
         copy_leading_tokens(kv_cache, copies)

@@ -20,8 +20,12 @@ from mmserve.model_backend.platforms.cuda.attention.work import (
     split_work,
 )
 
-_FIRST_RECORD_INTS = 1 << 16
-"""Room of the first record; it grows with the longest step."""
+_FIRST_PARTIALS_NBYTES = 256 << 20
+"""Most room of the first partial results. More is taken when a step needs it, and graphs are then captured again."""
+_MOST_FIRST_INTS = 1 << 24
+"""Of the first record."""
+_ITEM_INTS, _MERGE_INTS, _ROW_INTS = 7, 3, 8
+"""Numbers in the record of an item of splits, of a row's merge, and of a row or a block id otherwise, at most."""
 
 
 class Partials:
@@ -61,8 +65,14 @@ class TritonMetadataBuilder:
     def __init__(self, limits: StepLimits, spec: AttentionSpec, tiling: AttentionTiling, device: torch.device) -> None:
         self._block_tokens, self._tiling, self._group = limits.block_tokens, tiling, spec.group_size
         self._windows = tuple(dict.fromkeys(mask.window for mask in spec.masks))
-        self._record = StepRecord(device, max(_FIRST_RECORD_INTS, 2 * limits.max_tokens))
+        # Room for the largest step of single rows, so that graphs captured before it stay valid.
+        splits = limits.max_seqs * (-(-limits.max_blocks * limits.block_tokens // tiling.split_tokens) + 1)
+        of_windows = len(self._windows) * (_ITEM_INTS * splits + _MERGE_INTS * limits.max_seqs)
+        tables = limits.max_seqs * limits.max_blocks
+        num_ints = tables + of_windows + _ROW_INTS * (limits.max_tokens + limits.max_seqs)
+        self._record = StepRecord(device, min(num_ints, _MOST_FIRST_INTS))
         self._partials = Partials(spec.num_heads, spec.head_dim, device)
+        self._partials.reserve(min(splits, _FIRST_PARTIALS_NBYTES // (4 * spec.num_heads * (spec.head_dim + 2))) // 2)
 
     def build(self, step: AttentionInput) -> TritonMetadata:
         ids, tables = block_tables(step, self._block_tokens)

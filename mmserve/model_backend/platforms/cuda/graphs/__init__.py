@@ -1,0 +1,1 @@
+"""Decode steps as captured CUDA graphs. Door: ``executor.GraphExecutor``."""

@@ -1,0 +1,54 @@
+"""Captures work on a GPU as a CUDA graph, which a later replay launches in one call."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+_RUNS_BEFORE = 2
+"""Of the work as it is, so that kernels are compiled and libraries have their memory before it is captured."""
+
+
+class Captured(NamedTuple):
+    """Work on tensors that stay where they are."""
+
+    replay: Callable[[], object]
+    """Do the work again, on what the tensors hold now."""
+    output: torch.Tensor
+    """Of the last replay; other captured work may write over it."""
+
+
+class Capture(Protocol):
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
+        """``work`` reads and writes tensors that outlive the graph, and waits for nothing. It runs a few times.
+
+        Raises RuntimeError if it cannot be captured.
+        """
+        ...
+
+
+class CudaCapture:
+    """See ``Capture``. Graphs share one pool of memory, so they must be replayed on one stream, one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(_RUNS_BEFORE):
+                work()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize(self._device)
+        gc.collect()  # what is freed within a capture ends it
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of this process copy to the GPU meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            output = work()
+        return Captured(graph.replay, output)

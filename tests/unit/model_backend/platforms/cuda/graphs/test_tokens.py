@@ -1,0 +1,98 @@
+"""A model whose decode steps are replayed answers as one whose steps are computed layer by layer, token for token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmserve.config.config import Config
+from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Mask, StepLimits
+from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
+from mmserve.model_backend.platforms.cuda.graphs.executor import GraphExecutor
+from mmserve.model_backend.platforms.interface import ForwardExecutor, Graphs
+from mmserve.model_backend.platforms.reference import TorchPlatform
+from tests.fakes.checkpoints import make_llama
+from tests.fakes.engine import Driver, make_runner
+from tests.fakes.graph_capture import Recorder
+from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
+from tests.unit.model_backend.platforms.cuda.test_tokens import CPU, TILING, Interpreted
+
+
+class Replaying(Interpreted):
+    """Decode steps are recorded and replayed, as a GPU's graphs are."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU, torch.float32)
+        self.capture = Recorder()
+
+    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
+        assert graphs is not None
+        return GraphExecutor(model, graphs.attention, graphs.rungs, self.capture)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"), head_dim=16)
+
+
+def answers(directory: Path, platform: Any) -> list[list[int]]:
+    """Of sequences that come and go, so that steps have three rows, five and four, some beside a prompt."""
+    runner = make_runner(directory, platform=platform, config=Config(model=str(directory), max_num_seqs=6))
+    driver = Driver(runner)
+    prompts = [[3 + (7 * i + 5 * k) % 90 for k in range(length)] for i, length in enumerate((17, 5, 3, 2, 9))]
+    running = [driver.add(slot, prompt) for slot, prompt in enumerate(prompts[:3])]
+    for _ in range(3):
+        driver.step()
+    running += [driver.add(slot + 3, prompt) for slot, prompt in enumerate(prompts[3:])]
+    driver.step()
+    driver.step()
+    driver.drop(running[1])
+    driver.step()
+    assert not driver.failures
+    return [sequence.output for sequence in running]
+
+
+@needs_interpreter
+def test_tokens_are_those_of_steps_computed_layer_by_layer(directory: Path) -> None:
+    replaying = Replaying()
+    assert answers(directory, replaying) == answers(directory, TorchPlatform(CPU, torch.float32))
+    assert replaying.capture.num_captures == 2, "of 4 and 6 rows"
+    assert replaying.capture.num_replays == 4, "all steps without prompts"
+
+
+@needs_interpreter
+def test_all_rungs_are_captured_before_requests_come(directory: Path) -> None:
+    platform, told = Replaying(), []
+    config = Config(model=str(directory), max_num_seqs=3, max_num_batched_tokens=16, max_step_ms=0.001)
+    runner = make_runner(directory, platform=platform, config=config)
+    runner._progress = lambda done, total, unit: told.append((done, total, unit))
+    runner.warm_up()
+    assert platform.capture.num_captures == 3, "of 1, 2 and 3 rows"
+    assert told == [(done, 3, "graphs") for done in range(4)]
+    before = platform.capture.num_replays
+    driver = Driver(runner)
+    driver.add(0, [3, 4, 5])
+    driver.run(2)
+    assert (platform.capture.num_captures, platform.capture.num_replays > before) == (3, True)
+
+
+def test_no_step_of_single_rows_needs_more_room_than_there_is_from_the_start() -> None:
+    """Graphs that were captured before it stay valid."""
+    spec = AttentionSpec(2, 1, 16, (Mask(), Mask(20)))
+    limits = StepLimits(max_tokens=16, max_seqs=4, max_blocks=40, block_tokens=16)
+    backend = TritonAttention(spec, CPU, TILING, num_programs=2)
+    builder = backend.builder(limits)
+    tables, slots = np.zeros((4, 40), dtype=np.int64), np.arange(4)
+    keys = set()
+    for length in (1, 640):
+        step = AttentionInput(slots, np.full(4, length - 1), np.ones(4, dtype=np.int64), tables, slots)
+        keys.add(backend.graph_key(builder.build(step)))
+    assert len(keys) == 1
+    assert None not in keys
+    prompt = AttentionInput(slots[:1], np.zeros(1, dtype=np.int64), np.full(1, 17), tables, np.arange(17))
+    assert backend.graph_key(builder.build(prompt)) is None
