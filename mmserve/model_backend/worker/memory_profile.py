@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from mmserve.config.deployment import Deployment
-from mmserve.config.gpu_memory import sampler_nbytes
+from mmserve.config.gpu_memory import RankShare, graphs_nbytes, sampler_nbytes
+from mmserve.config.graph_ladder import ladder
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionInput, StepLimits
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.device import KV_DTYPES, is_out_of_memory
 from mmserve.model_backend.platforms.interface import Platform
@@ -17,6 +20,26 @@ from mmserve.runtime.errors import StartupError
 
 _BLOCKS = 64
 """Of the small cache that the step reads and writes instead of its own: what it computes does not matter."""
+
+
+def graph_rungs(deployment: Deployment, tp: TpGroup) -> Sequence[int]:
+    """Numbers of rows for which decode steps may be captured. Collectives in the host's memory cannot be."""
+    if deployment.config.enforce_eager or (tp.size > 1 and tp.on_host):
+        return ()
+    return ladder(deployment.config.max_num_seqs)
+
+
+def rank_share(
+    deployment: Deployment,
+    model: DecoderModel,
+    platform: Platform,
+    attention: AttentionBackend[Any],
+    block_tokens: int,
+    rungs: Sequence[int],
+) -> RankShare:
+    """What this rank's steps need of its device."""
+    step_nbytes = step_peak_nbytes(deployment, model, platform, attention, block_tokens)
+    return RankShare(step_nbytes, graphs_nbytes(rungs, step_nbytes, deployment.config.max_num_batched_tokens))
 
 
 def step_peak_nbytes(

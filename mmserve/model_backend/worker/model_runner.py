@@ -10,22 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from mmserve.checkpoint.load import check_tp
 from mmserve.config.deployment import Deployment
-from mmserve.config.gpu_memory import RankShare, graphs_nbytes
-from mmserve.config.graph_ladder import ladder
 from mmserve.ipc.faults import NO_FAULTS
 from mmserve.messages.step import BlockCopy, SequenceStep, SlotFailure, StepPlan, StepResult
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
 from mmserve.model_backend.loader.registry import positions_of
 from mmserve.model_backend.loader.weights import Progress
-from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
+from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.device import KV_DTYPES
 from mmserve.model_backend.platforms.interface import Graphs, Platform
 from mmserve.model_backend.worker import kv_cache
@@ -36,7 +34,7 @@ from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forwa
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.in_flight import InFlight
 from mmserve.model_backend.worker.input_batch import InputBatch
-from mmserve.model_backend.worker.memory_profile import step_peak_nbytes
+from mmserve.model_backend.worker.memory_profile import graph_rungs, rank_share
 from mmserve.model_backend.worker.prompt_outputs import PromptResults, compute_prompt_results
 from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
 from mmserve.model_backend.worker.sampling.grammar_masks import GrammarMasks
@@ -85,8 +83,8 @@ class ModelRunner:
         platform.choose_ways(deployment.config.kernel_ways)
         startup_timer.end("choice of kernels")
         draft_block_nbytes = 0 if draft is None else draft.block_nbytes(self.block_tokens)
-        rungs = _rungs(deployment, tp)
-        measured = partial(_share, deployment, self._model, platform, self._attention, self.block_tokens, rungs)
+        rungs = graph_rungs(deployment, tp)
+        measured = partial(rank_share, deployment, self._model, platform, self._attention, self.block_tokens, rungs)
         self._kv = kv_cache.allocate(
             deployment, tp, platform, self._attention, self.block_tokens, measured, draft_block_nbytes
         )
@@ -263,26 +261,6 @@ class ModelRunner:
             )
             outputs = outputs[wanted.sampling]
         return _Computed([], self._model.logits(outputs) if batch.sample_slots else None, prompts)
-
-
-def _rungs(deployment: Deployment, tp: TpGroup) -> Sequence[int]:
-    """Numbers of rows for which decode steps may be captured. Collectives in the host's memory cannot be."""
-    if deployment.config.enforce_eager or (tp.size > 1 and tp.on_host):
-        return ()
-    return ladder(deployment.config.max_num_seqs)
-
-
-def _share(
-    deployment: Deployment,
-    model: DecoderModel,
-    platform: Platform,
-    attention: AttentionBackend[Any],
-    block_tokens: int,
-    rungs: Sequence[int],
-) -> RankShare:
-    """What this rank's steps need of its device."""
-    step_nbytes = step_peak_nbytes(deployment, model, platform, attention, block_tokens)
-    return RankShare(step_nbytes, graphs_nbytes(rungs, step_nbytes, deployment.config.max_num_batched_tokens))
 
 
 def _sampler(deployment: Deployment, platform: Platform) -> Sampler:
