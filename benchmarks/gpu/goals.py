@@ -28,6 +28,12 @@ def _same_tokens(found: Found) -> float | None:
     return verdicts.count("pass") / len(verdicts) if verdicts else None
 
 
+def _fp8_gain(found: Found) -> float | None:
+    """Tokens/s at batch 1 over those in bfloat16."""
+    rates = [figures(found, _ENGINE, f"Llama-3.1-8B{fp8}, decode, 1").get("tokens/s") for fp8 in (", FP8", "")]
+    return rates[0] / rates[1] if rates[0] and rates[1] else None
+
+
 def _idle(found: Found) -> float | None:
     idle = figures(found, _ENGINE, "Llama-3.1-8B, decode, 64").get("idle of the device")
     return None if idle is None else 1 - idle
@@ -43,6 +49,7 @@ GOALS: tuple[tuple[str, float, Callable[[Found], float | None]], ...] = (
     ("tokens of the families in float32 are the CPU's", 1.0, _same_tokens),
     ("8B, decode at batch 1, of the floor", 0.75, _of_floor("Llama-3.1-8B, decode, 1")),
     ("8B, decode at batch 64, of the floor", 0.75, _of_floor("Llama-3.1-8B, decode, 64")),
+    ("8B in FP8, decode at batch 1, over bfloat16", 1.6, _fp8_gain),
     ("8B, prompt of 8k, of the products' rate", 0.60, _of_floor("Llama-3.1-8B, prompt of 8192")),
     ("tower of Qwen2.5-VL-7B, of the products' rate", 0.50, _of_floor("Qwen2.5-VL-7B, tower")),
     ("8B, batch 64, the device works between decode steps", 0.95, _idle),

@@ -44,7 +44,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "auto"
     quantization: Annotated[
         Quantization,
-        field("model", "language model's weights in 8 or 4 bits, 32 to a scale, on a CPU; the rest in float32"),
+        field(
+            "model",
+            "language model's weights: int8, int4 on a CPU, 32 to a scale, the rest in float32; fp8 on a GPU, products "
+            "included, embedding and head in bfloat16",
+        ),
     ] = "none"
     model_impl: Annotated[
         ModelImpl,

@@ -9,7 +9,7 @@ from msgspec import Meta
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 KvDtype = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["none", "int8", "int4", "fp8"]
 ModelImpl = Literal["auto", "mmserve", "transformers"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]

@@ -24,6 +24,7 @@ from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
+from mmserve.config.fields import Quantization
 from mmserve.config.gpu_memory import graphs_nbytes
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
@@ -52,6 +53,8 @@ class Size(NamedTuple):
     context: int
     prompt: int
     steps: int
+    fp8: bool = False
+    """Weights and products of the layers."""
 
     @property
     def tokens(self) -> int:
@@ -82,9 +85,12 @@ def fill(targets: Targets, modules: Any, generator: torch.Generator) -> None:
     with torch.inference_mode():
         for name, target in targets.items():
             if target is not None:
-                numbers = target.into.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+                # On the device, also where a matrix that is converted later is on the host.
+                numbers = torch.empty(target.into.shape, dtype=target.into.dtype, device=generator.device)
+                numbers.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
                 if numbers.dim() == 1 and name.endswith("weight"):
                     numbers.add_(1.0)
+                target.into.copy_(numbers)
                 finisher.loaded(name)
 
 
@@ -99,7 +105,12 @@ class Engine:
         self._generator = torch.Generator(device).manual_seed(settings.seed)
         dtype = "bfloat16" if device.type == "cuda" else "float32"
         length = max(size.tokens, size.prompt + 1)
-        config = Config(model="random", max_num_seqs=size.batch, max_num_batched_tokens=max(size.prompt, 16))
+        config = Config(
+            model="random",
+            max_num_seqs=size.batch,
+            max_num_batched_tokens=max(size.prompt, 16),
+            quantization="fp8" if size.fp8 else "none",
+        )
         deployment = Deployment(
             config=config,
             model=self.spec,
@@ -125,10 +136,16 @@ class Engine:
         self._deployment, self._platform = deployment, platform
 
     def _random_decoder(
-        self, model: ModelSpec, platform: Platform, attention: AttentionBackend[Any], tp: TpGroup, *_: object
+        self,
+        model: ModelSpec,
+        platform: Platform,
+        attention: AttentionBackend[Any],
+        tp: TpGroup,
+        quantization: Quantization,
+        *_: object,
     ) -> DecoderModel:
         """In place of ``load_decoder``."""
-        decoder = family_of(model.family).decoder(model.text, attention, platform.layer_context(tp))
+        decoder = family_of(model.family).decoder(model.text, attention, platform.layer_context(tp, quantization))
         fill(decoder.targets(), decoder.modules(), self._generator)
         return decoder
 

@@ -13,7 +13,13 @@ from benchmarks.gpu.rates.floors import decode_s, prefill_s, tower_operations
 if TYPE_CHECKING:
     from benchmarks.gpu.models.engine import Engine
 
-_MODELS = {"Llama-3.1-8B": ((1, 64, 8, 256), (8192, 1024)), "Qwen2.5-1.5B": ((1, 64), (2048,))}
+_FP8 = ", FP8"
+"""Behind a model's name: its layers are quantised."""
+_MODELS = {
+    "Llama-3.1-8B": ((1, 64, 8, 256), (8192, 1024)),
+    "Llama-3.1-8B" + _FP8: ((1, 64), ()),
+    "Qwen2.5-1.5B": ((1, 64), (2048,)),
+}
 """Batches of decode steps, and prompts; what goals are about comes first."""
 _SMALL_MODELS = {"Llama-3.1-8B": ((1, 3), (40,)), "Qwen2.5-1.5B": ((2,), ())}
 _CONTEXT, _SMALL_CONTEXT = 1024, 40
@@ -33,7 +39,7 @@ class _Models:
         self._engine: Engine | None = None
 
     def shape(self, name: str) -> Shape:
-        return (SMALL if self.settings.small else SHAPES)[name]
+        return (SMALL if self.settings.small else SHAPES)[name.removesuffix(_FP8)]
 
     def engine(self, name: str) -> Engine:
         from benchmarks.gpu.models.engine import Engine, Size
@@ -43,7 +49,7 @@ class _Models:
             small = self.settings.small
             batches, prompts = (_SMALL_MODELS if small else _MODELS)[name]
             context, steps = (_SMALL_CONTEXT, _SMALL_STEPS) if small else (_CONTEXT, _STEPS)
-            size = Size(max(batches), context, max(prompts, default=1), steps + _PROFILED_STEPS)
+            size = Size(max(batches), context, max(prompts, default=1), steps + _PROFILED_STEPS, _FP8 in name)
             self._engine, self._name = Engine(self.shape(name), size, self.settings), name
         return self._engine
 
@@ -115,7 +121,8 @@ def _decode(models: _Models, name: str, batch: int) -> Figures:
             launched_s = engine.overlapped_s(steps)
     finally:
         engine.stop()
-    floor_s = decode_s(models.shape(name).decoder, batch, context + steps, ceilings(settings))
+    weight_nbytes = 1 if _FP8 in name else 2
+    floor_s = decode_s(models.shape(name).decoder, batch, context + steps, ceilings(settings), weight_nbytes)
     best_s = min(alone_s, overlapped_s)
     return {
         "ms a step": 1e3 * alone_s,

@@ -179,12 +179,17 @@ def weight_dtype(config: Config, model: ModelSpec, device: str, *, fast_bfloat16
     """Of the weights. ``fast_bfloat16``: the CPU multiplies it faster than float32. Raises StartupError."""
     if config.quantization != "none" and model.quantization is not None:
         raise StartupError(f"--quantization: the checkpoint is quantised already ({model.quantization}); leave it out")
+    if config.quantization == "fp8":
+        if device != "cuda" or config.dtype not in ("auto", "bfloat16"):
+            raise StartupError("--quantization fp8 is for a GPU and bfloat16: leave out --dtype; a CPU has int8, int4")
+        return "bfloat16"
     if config.quantization != "none" or model.quantization is not None:
         if device != "cpu" or config.dtype not in ("auto", "float32"):
             if model.quantization is not None:
                 raise StartupError("a quantised checkpoint is computed with --device cpu and without --dtype")
             raise StartupError(
-                f"--quantization {config.quantization} is for a CPU and float32: leave out --dtype and --device"
+                f"--quantization {config.quantization} is for a CPU and float32: leave out --dtype and --device, "
+                "or choose fp8 on a GPU"
             )
         return "float32"
     if config.dtype == "auto":

@@ -12,8 +12,8 @@ from mmserve.checkpoint.tensor_names import canonical_name
 from mmserve.config.deployment import DTYPE_BYTES, Dtype
 from mmserve.config.fields import Quantization
 
-_QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
-"""Of a weight, with its part of the scales. Embedding and head are int8 in both."""
+_QUANTIZED_BITS = {"int8": (8.5, 8.5), "int4": (5.0, 8.5), "fp8": (8.0, 16.0)}
+"""Of a weight of a layer, and of one of embedding and head, with their part of the scales."""
 _FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
 """As safetensors calls them."""
 _HEAD = "text.lm_head.weight"
@@ -55,7 +55,8 @@ def quantized_nbytes(model: ModelSpec, stored_nbytes: int, dtype: Dtype, quantiz
     layers = text.num_layers * text.hidden_size * heads + text.num_mlp_weights
     embedding = text.vocab_size * text.hidden_size
     tables = embedding if text.tie_embeddings else 2 * embedding
-    quantized = layers * _QUANTIZED_BITS[quantization] + tables * _QUANTIZED_BITS["int8"]
+    of_layers, of_tables = _QUANTIZED_BITS[quantization]
+    quantized = layers * of_layers + tables * of_tables
     largest = max(embedding, 2 * max(text.intermediate_sizes) * text.hidden_size)  # in float32 until it is quantized
     others_nbytes = max(0, stored_nbytes - (layers + tables) * element_nbytes)
     return int(quantized / 8) + others_nbytes + largest * element_nbytes

@@ -181,6 +181,13 @@ def test_a_card_is_divided_as_ranks_divide_it() -> None:
     assert one < more
 
 
+def test_layers_in_fp8_take_half_of_bfloat16() -> None:
+    plain, fp8 = (_estimate(gpu("h200"), quantization=each).text_weights_bytes for each in ("none", "fp8"))
+    of_layers = TEXT.num_layers * 1024 * (2 * 16 + 2 * 4) * 64 + TEXT.num_mlp_weights
+    largest = 32_000 * 1024 * 2  # until it is converted
+    assert plain - fp8 == of_layers - largest
+
+
 def test_decoding_is_bound_by_reading_weights_and_cache() -> None:
     one, sixteen, long = _estimate().speeds
     table = 32_000 * 1024 * 2

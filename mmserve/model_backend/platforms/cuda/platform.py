@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.config.deployment import Deployment
-from mmserve.config.fields import AttentionChoice
+from mmserve.config.fields import AttentionChoice, Quantization
 from mmserve.config.gpu_memory import Card, tower_nbytes
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
+from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_triton, triton_attention
@@ -22,9 +24,10 @@ from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.interface import ForwardExecutor, Graphs
-from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.model_backend.transfers import Transfers
+from mmserve.runtime.errors import StartupError
 
 _MORE_FOR_IMAGES_NBYTES = 512 << 20
 """That a visual server may take beside its room."""
@@ -52,6 +55,26 @@ class CudaPlatform(TorchPlatform):
         from mmserve.model_backend.platforms.cuda.ops import TritonOps
 
         return TritonOps(self.device)
+
+    def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
+        if quantization != "fp8":
+            return super().linear_method(quantization, shape)
+        from mmserve.model_backend.platforms.cuda.fp8_linear import Fp8Linear, check_fp8
+
+        check_fp8(self.device)
+        return Fp8Linear(shape, self.dtype, self.device) if Fp8Linear.supports(shape) else self._plain(shape)
+
+    def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
+        """Rows are looked up, and the head decides much: they stay as they are."""
+        if quantization in ("none", "fp8"):
+            return self._plain(shape)
+        raise StartupError(f"--quantization {quantization} is for a CPU: choose fp8 on a GPU, or leave it out")
+
+    def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
+        raise StartupError(f"a quantised checkpoint ({scheme}) is computed on a CPU alone: add --device cpu")
+
+    def _plain(self, shape: LinearShape) -> PlainLinear:
+        return self.plain_linear(shape, self.dtype, self.device)
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
         found = triton_attention(self._attention, spec, self.dtype, kv_dtype, Gpu.of(self.device))

@@ -337,7 +337,10 @@ def test_threads_default_to_the_number_of_cores(model: ModelSpec) -> None:
 
 def test_quantized_weights_are_computed_in_float32_on_a_cpu(model: ModelSpec) -> None:
     assert _make(model, XEON, quantization="int8").dtype == "float32"
-    assert "leave out" in _refused(model, GPU, quantization="int8")
+    assert "choose fp8 on a GPU" in _refused(model, GPU, quantization="int8")
+    assert _make(model, GPU, quantization="fp8").dtype == "bfloat16"
+    assert "is for a GPU and bfloat16" in _refused(model, GPU, quantization="fp8", dtype="float16")
+    assert "is for a GPU and bfloat16" in _refused(model, XEON, quantization="fp8")
     assert "leave out" in _refused(model, XEON, quantization="int8", dtype="bfloat16")
 
 

@@ -156,6 +156,7 @@ def compile_encoder(dim: int, dtype: str, capability: int) -> list[dict[str, Any
 
 def compile_rows(size: int, dtype: str, capability: int) -> list[dict[str, Any]]:
     """The norm of rows of so many numbers, the rotation of heads and the gate of an MLP."""
+    from mmserve.model_backend.platforms.cuda.fp8_linear import quantized_in_one_launch
     from mmserve.model_backend.platforms.cuda.row_ops import RowOps
 
     ops, x, angles = RowOps(), torch.empty(8, size, dtype=getattr(torch, dtype)), torch.empty(8, 64)
@@ -165,6 +166,7 @@ def compile_rows(size: int, dtype: str, capability: int) -> list[dict[str, Any]]
         ops.add_normed_(x, x, x[0], x[0], 1e-6)
         ops.rotary_(x.unflatten(1, (-1, 128)), angles.to(x.dtype), angles.to(x.dtype))
         ops.act_and_mul("silu")(x)
+        quantized_in_one_launch(x)
     return [resources(kernel) for kernel in kernels]
 
 

@@ -1,0 +1,129 @@
+"""Products in FP8: the arithmetic on a CPU against float64, and the kernel for activations in Triton's interpreter.
+
+``torch._scaled_mm`` itself needs a GPU: the battery compares it.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmserve.model_backend.layers.linear_method import LinearShape
+from mmserve.model_backend.layers.target import LinearShard
+from mmserve.model_backend.platforms.cuda import fp8_linear
+from mmserve.model_backend.platforms.cuda.fp8_linear import (
+    Fp8Linear,
+    Rows,
+    check_fp8,
+    exact_product,
+    quantized,
+    quantized_in_one_launch,
+)
+from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
+from mmserve.model_backend.platforms.reference import PlainLinear
+from mmserve.runtime.errors import StartupError
+from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
+
+CPU = torch.device("cpu")
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def linear(weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> Fp8Linear:
+    """With these weights, in the way of a checkpoint."""
+    made = Fp8Linear(LinearShape.full(*weight.shape), dtype, CPU, exact_product, quantized)
+    ((name, target),) = made.targets(LinearShard("m", (weight.shape[0], weight.shape[1]), slice(None), 0, 0))
+    assert name == "m.weight"
+    target.into.copy_(weight)
+    made.finish_loading()
+    return made
+
+
+def test_a_product_is_that_of_the_rounded_numbers() -> None:
+    x, weight = random(5, 64), random(32, 64) * torch.logspace(-3, 3, 32)[:, None]
+    found = linear(weight).apply(x)
+    rounded = [numbers.double() * scales.double() for numbers, scales in (quantized(x), quantized(weight))]
+    torch.testing.assert_close(found.double(), rounded[0] @ rounded[1].T, rtol=1e-5, atol=1e-5)
+    exact = x.double() @ weight.double().T
+    assert ((found - exact).norm(dim=0) < 0.06 * exact.norm(dim=0)).all(), "each output has a scale of its own"
+
+
+def test_bias_and_residual_are_added() -> None:
+    x, weight, bias, residual = random(3, 48), random(16, 48), random(16), random(3, 16)
+    made = linear(weight)
+    expected = residual + made.apply(x) + bias
+    assert made.apply(x, bias, residual) is residual
+    torch.testing.assert_close(residual, expected)
+
+
+def test_a_row_has_the_same_bits_alone_and_beside_larger_ones() -> None:
+    made, x = linear(random(16, 32)), random(4, 32)
+    alone = made.apply(x[:1])
+    x[1:] *= 1000
+    assert torch.equal(made.apply(x)[:1], alone)
+
+
+def test_rows_of_zeros_and_no_rows() -> None:
+    made = linear(random(16, 32))
+    assert not made.apply(torch.zeros(2, 32)).any()
+    assert made.apply(torch.empty(0, 32)).shape == (0, 16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fits"),
+    [
+        (LinearShape.full(48, 64), True),
+        (LinearShape.full(40, 64), False),
+        (LinearShape.full(48, 72), False),
+        (LinearShape.full(48, 64, quantizable=False), False),
+        (LinearShape.full(48, 1 << 16), False),
+    ],
+)
+def test_which_matrices_are_converted(shape: LinearShape, fits: bool) -> None:
+    assert Fp8Linear.supports(shape) is fits
+
+
+@needs_interpreter
+@pytest.mark.parametrize("size", [64, 45])
+def test_the_kernel_divides_by_the_scales_that_torch_finds(size: int) -> None:
+    """The interpreter cuts numbers off instead of rounding them, so they differ by a step of FP8 at most."""
+    whole = random(4, size + 3)
+    x = whole[:, :size]
+    numbers, scales = quantized_in_one_launch(x)
+    expected, expected_scales = quantized(x)
+    torch.testing.assert_close(scales, expected_scales)
+    difference = (numbers.float() - expected.float()).abs()
+    assert (difference <= expected.float().abs() / 8 + 2**-9).all()
+    assert numbers.float().abs().amax(1).tolist() == [448.0] * 4
+
+
+def test_a_gpu_that_cannot_or_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_linear, "quantized_in_one_launch", quantized)
+
+    def fails(*_: object) -> torch.Tensor:
+        raise RuntimeError("needs compute capability 8.9")
+
+    def wrong(x: Rows, weight: Rows, dtype: torch.dtype) -> torch.Tensor:
+        return x[0].float()[:, : len(weight[0])]
+
+    for product, reason in ((fails, "needs compute capability 8.9"), (wrong, "computes wrong products")):
+        check_fp8.cache_clear()
+        monkeypatch.setattr(fp8_linear, "scaled_product", product)
+        with pytest.raises(StartupError, match=f"--quantization fp8.*{reason}"):
+            check_fp8(CPU)
+    check_fp8.cache_clear()
+    monkeypatch.setattr(fp8_linear, "scaled_product", exact_product)
+    check_fp8(CPU)
+    check_fp8.cache_clear()
+
+
+def test_a_gpu_converts_the_layers_alone_and_refuses_formats_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8_linear, "check_fp8", lambda device: None)
+    platform, shape = CudaPlatform(CPU, torch.bfloat16), LinearShape.full(48, 64)
+    assert isinstance(platform.linear_method("fp8", shape), Fp8Linear)
+    assert isinstance(platform.linear_method("fp8", LinearShape.full(40, 64)), PlainLinear)
+    assert isinstance(platform.embedding_method("fp8", shape), PlainLinear)
+    with pytest.raises(StartupError, match="--quantization int4 is for a CPU: choose fp8 on a GPU"):
+        platform.linear_method("int4", shape)
