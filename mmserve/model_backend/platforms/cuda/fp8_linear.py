@@ -103,10 +103,10 @@ class Fp8Linear:
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         assert self._weight is not None, "its weights are not loaded"
-        out = self._product(self._quantize(x.flatten(0, -2)), self._weight, self._dtype)
+        out = self._product(self._quantize(x.reshape(-1, x.shape[-1])), self._weight, self._dtype)
         if bias is not None:
             out.add_(bias)
-        out = out.view(*x.shape[:-1], -1)
+        out = out.view(*x.shape[:-1], out.shape[1])
         return out if residual is None else residual.add_(out)
 
 
