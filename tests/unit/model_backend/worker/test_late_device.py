@@ -48,7 +48,7 @@ def late_runner(directory: Path, device: LateDevice) -> ModelRunner:
     return runner
 
 
-def made(kind: str, num_decodes: int = 6) -> list[StepPlan]:
+def made(kind: str, num_decodes: int = 3) -> list[StepPlan]:
     return plans(num_decodes, SamplingParams(max_tokens=100, **KINDS[kind]))
 
 
@@ -64,10 +64,10 @@ def test_results_are_those_of_a_device_that_computes_at_once(directory: Path, de
     for each in (plain, runner):
         compile_grammar(each, kind)
     expected, found = run(plain, made(kind), depth=1), run(runner, made(kind), depth=2)
-    assert [result.failures for result in found] == [()] * 7
+    assert [result.failures for result in found] == [()] * 4
     assert [result.tokens for result in found] == [result.tokens for result in expected]
     assert [len(result.logprobs) for result in found] == [len(result.logprobs) for result in expected]
-    assert [len(result.prompt_logprobs) for result in found] == [2 * (kind == "all of the prompt"), *[0] * 6]
+    assert [len(result.prompt_logprobs) for result in found] == [2 * (kind == "all of the prompt"), *[0] * 3]
 
 
 @pytest.mark.parametrize("kind", FREE)
@@ -82,7 +82,7 @@ def test_launches_wait_for_nothing(directory: Path, device: LateDevice, kind: st
     first = runner.collect(in_flight[0])
     assert len(first.tokens) == 2
     assert queued[-1] - device.num_queued <= queued[0], "the plans after the first are not waited for"
-    assert [len(runner.collect(each).tokens) for each in in_flight[1:]] == [2] * 6
+    assert [len(runner.collect(each).tokens) for each in in_flight[1:]] == [2] * 3
 
 
 @pytest.mark.parametrize("kind", ["penalties", "min_tokens", "bad_words", "grammar"])
