@@ -15,6 +15,7 @@ from mmserve.cli.chaos import add_chaos, chaos
 from mmserve.cli.chat import add_chat, chat
 from mmserve.cli.completion import add_completion, completion
 from mmserve.cli.doctor import add_doctor, doctor
+from mmserve.cli.encoder import add_encoder, encoder
 from mmserve.cli.explain import add_explain, explain
 from mmserve.cli.front import add_front, front
 from mmserve.cli.models import add_models, models
@@ -31,6 +32,7 @@ _COMMANDS = {
     "chaos": chaos,
     "chat": chat,
     "doctor": doctor,
+    "encoder": encoder,
     "explain": explain,
     "front": front,
     "models": models,
@@ -89,6 +91,7 @@ def _parser() -> _Parser:
     add_batch(commands)
     add_bench(commands)
     add_doctor(commands)
+    add_encoder(commands)
     add_explain(commands)
     add_front(commands)
     add_models(commands)

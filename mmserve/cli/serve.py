@@ -53,6 +53,8 @@ def serve(arguments: argparse.Namespace, unknown: Sequence[str]) -> int:
         raise OptionError(f"unknown argument {word}{did_you_mean(word, _flags())} (see mmserve serve --help)")
     flags = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
     config = resolve(flags, os.environ, arguments.config)
+    if config.join is not None:
+        raise OptionError("--join is of another command: mmserve encoder --join ...")
     if arguments.print_config:
         print(render(config), end="")
         return 0

@@ -210,7 +210,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "need a copy",
         ),
     ] = None
+    encoders: Annotated[
+        str | None,
+        field(
+            "nodes",
+            "HOST[:PORT] where encoders of other machines join (mmserve encoder), visual server N at PORT + N: an "
+            "address of a private network, for pictures travel unencrypted; default port: 8101",
+        ),
+    ] = None
+    join: Annotated[
+        str | None, field("nodes", "of mmserve encoder: HOST[:PORT] of the server's --encoders; default port: 8101")
+    ] = None
     node_timeout: Annotated[
         float,
-        field("nodes", "seconds without a word from another node after which it counts as lost", gt=0, le=600),
+        field("nodes", "seconds without a word from another machine after which it counts as lost", gt=0, le=600),
     ] = 5.0

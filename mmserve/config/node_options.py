@@ -1,4 +1,4 @@
-"""Checks the options --nnodes, --node-rank, --head, --cluster-key-file; which ranks are on which node."""
+"""Checks the options of servers on several machines; which ranks are on which node."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from mmserve.config.config import Config
 from mmserve.runtime.errors import StartupError
 
 _DEFAULT_PORT = 8100
+_ENCODER_PORT = 8101
 
 
 class Address(NamedTuple):
@@ -41,6 +42,17 @@ def head_address(config: Config) -> Address:
     return address_of("--head", config.head)
 
 
+def encoder_address(flag: str, text: str | None) -> Address:
+    """Where the first visual server listens for encoders: of ``--encoders`` or ``--join``, which was given."""
+    assert text is not None
+    return address_of(flag, text, _ENCODER_PORT)
+
+
+def needs_key(config: Config) -> bool:
+    """True if this machine has links to others."""
+    return config.nnodes > 1 or config.encoders is not None or config.join is not None
+
+
 def ranks_of(config: Config, node: int) -> range:
     """The ranks on a node."""
     count = config.tp // config.nnodes
@@ -53,6 +65,13 @@ def check_nodes(config: Config) -> None:
         raise StartupError(
             f"--node-rank {config.node_rank} is not below --nnodes {config.nnodes}: nodes are counted from 0"
         )
+    for flag, address in (("--encoders", config.encoders), ("--join", config.join)):
+        if address is not None:
+            encoder_address(flag, address)
+            if config.cluster_key_file is None:
+                raise StartupError(f"{flag} needs --cluster-key-file: without a key anybody could take part")
+    if config.join is not None and (config.nnodes > 1 or config.encoders is not None):
+        raise StartupError("--join is of mmserve encoder, which has neither ranks nor other encoders")
     if config.nnodes == 1:
         if config.head is not None:
             raise StartupError("--head needs --nnodes: without it there is one node")

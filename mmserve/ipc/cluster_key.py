@@ -38,6 +38,8 @@ class ClusterKey:
 
     listening: KeyPair
     connecting: KeyPair
+    encoders: bytes
+    """Secret of the links to encoders, which are not CURVE's."""
 
 
 def make_if_missing(path: Path) -> bool:
@@ -72,7 +74,8 @@ def read(path: Path) -> ClusterKey:
     if (match := _FORM.fullmatch(text)) is None:
         raise StartupError(f"--cluster-key-file {path} is no key file: remove it on node 0, start that, and copy it")
     secret = bytes.fromhex(match[1].decode())
-    return ClusterKey(_pair(secret, b"listening"), _pair(secret, b"connecting"))
+    encoders = hmac.digest(secret, b"mmserve encoders", hashlib.sha256)
+    return ClusterKey(_pair(secret, b"listening"), _pair(secret, b"connecting"), encoders)
 
 
 def _pair(secret: bytes, use: bytes) -> KeyPair:

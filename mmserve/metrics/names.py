@@ -83,6 +83,7 @@ METRICS: dict[str, Metric] = {
     "mm_images_not_encoded": Metric(
         "counter", "Images of sequences that were not encoded, as their KV was in the prefix cache"
     ),
+    "mm_images_offloaded": Metric("counter", "Images that encoders on other machines have encoded"),
     "mm_images_failed": Metric("counter", "Images that could not be decoded or encoded"),
     "mm_encoder_requests_waiting": Metric("gauge", "Requests waiting in the visual servers"),
     "mm_decoding": Metric("gauge", "Requests that hold a decode permit: decoding, or waiting for the encoder"),

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mmserve.config.facts import difference
 from mmserve.messages.nodes import Join, Refused
-from mmserve.nodes.facts import difference
 
 logger = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
+from mmserve.config.facts import facts_of
 from mmserve.config.node_options import head_address
 from mmserve.config.process import Process, Stop
 from mmserve.health.heartbeat import HeartbeatSender
@@ -14,7 +15,6 @@ from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.ipc.curve import connected, listening
 from mmserve.messages.nodes import Join, Meet, StoreOpened
 from mmserve.messages.step import RankInbound, StepPlan
-from mmserve.nodes.facts import facts_of
 from mmserve.nodes.head import HeadLink
 from mmserve.nodes.membership import Membership
 from mmserve.nodes.node import NodeLink

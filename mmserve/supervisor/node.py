@@ -1,4 +1,5 @@
-"""A machine with ranks alone, of a server whose ranks are on several: no HTTP, no router, no arena."""
+"""A machine with ranks alone, of a server whose ranks are on several, or with an encoder alone: no HTTP, no router, no
+arena."""
 
 from __future__ import annotations
 
@@ -32,10 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 def supervise_node(stack: ExitStack, config: Config, find: Callable[[Config], ModelSpec]) -> None:
-    """Run this node's ranks until a signal. They restart with those of the other nodes. Raises StartupError."""
+    """Run this machine's ranks or its encoder until a signal. Ranks restart with those of the other nodes. Raises
+    StartupError."""
     assert config.cluster_key_file is not None
     cluster_key.read(Path(config.cluster_key_file))
-    title = f"node {config.node_rank} of {config.nnodes}"
+    title = f"node {config.node_rank} of {config.nnodes}" if config.join is None else f"encoder for {config.join}"
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model}, {title})")
     deployment = _plan(config, find(config), str(stack.enter_context(run_directory())))
     stack.enter_context(building(deployment))
@@ -51,7 +53,8 @@ def supervise_node(stack: ExitStack, config: Config, find: Callable[[Config], Mo
 
     def on_ready(children: list[Child]) -> None:
         here = deployment.ranks_here
-        say(f"mmserve is ready: {title}, ranks {here.start} to {here.stop - 1}, head {config.head}", sys.stdout)
+        ranks = "" if config.join is not None else f", ranks {here.start} to {here.stop - 1}, head {config.head}"
+        say(f"mmserve is ready: {title}{ranks}", sys.stdout)
 
     Supervisor(deployment, table, inherited, watch, NoStatus()).run(on_ready)
 

@@ -18,6 +18,7 @@ import setproctitle
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
+from mmserve.config.node_options import needs_key
 from mmserve.ipc import cluster_key
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.logs import log
@@ -56,7 +57,7 @@ def serve(
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with ExitStack() as stack:
-            if config.node_rank:
+            if config.node_rank or config.join is not None:
                 supervise_node(stack, config, find)
             else:
                 _supervise(stack, config, find, roles, started_s)
@@ -78,7 +79,7 @@ def _supervise(
     roles: Callable[[Deployment], Topology],
     started_s: float,
 ) -> None:
-    if config.nnodes > 1:
+    if needs_key(config):
         make_key(config)
     http = stack.enter_context(listen(config.host, config.port, "--port"))
     health = stack.enter_context(listen(config.host, config.health_port, "--health-port"))
@@ -131,7 +132,7 @@ def make_key(config: Config) -> None:
     assert config.cluster_key_file is not None
     path = Path(config.cluster_key_file)
     if cluster_key.make_if_missing(path):
-        logger.info("made the secret %s; the other nodes need a copy (--cluster-key-file)", path)
+        logger.info("made the secret %s; other machines need a copy (--cluster-key-file)", path)
     cluster_key.read(path)
 
 

@@ -72,8 +72,11 @@ Topology = Sequence[Role]
 
 
 def topology(deployment: Deployment) -> Topology:
-    """The processes of this machine. A text model needs no visual server; nodes but the first have ranks alone."""
+    """The processes of this machine. A text model needs no visual server; nodes but the first have ranks alone, and
+    ``mmserve encoder`` has an encoder alone."""
     config = deployment.config
+    if config.join is not None:
+        return [Role("encoder", "mmserve.visualserver.encoder.run:run")]
     if config.node_rank:
         return [Role("node", "mmserve.nodes.run:run_node", engine=True), _ranks(deployment)]
     roles = [
@@ -135,7 +138,7 @@ def render(roles: Topology, deployment: Deployment) -> str:
         restarts = "with the engine" if role.engine else "alone"
         after = f", after {' and '.join(role.after)}" if role.after else ""
         lines.append(f"  {role.count} x {role.name:<14} {role.target:<32} restarts {restarts}{after}")
-    if not deployment.config.node_rank:
+    if any(role.listens == "http" for role in roles):
         lines.append(f"  at most {_budgets(deployment)}")
     return "\n".join(lines)
 

@@ -6,41 +6,22 @@ of a request are started only under a decode permit of that request.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EncodeRequest, ImagesEncoded, WorkerDied
+from mmserve.visualserver.image_tasks import ImageBatch, ImageTask, WaitingImage
 from mmserve.visualserver.images import Image, Outcome, item_ids
 from mmserve.visualserver.pending_request import PendingRequest, PermitCandidate
 from mmserve.visualserver.permits import PermitHolders
 
 Answer = ImagesEncoded | AbortRequest
 """To the router."""
-
-
-@dataclass(frozen=True)
-class ImageBatch:
-    """Distinct images to decode and encode together."""
-
-    images: tuple[Image, ...]
-    first_started: tuple[PendingRequest, ...]
-    """Requests whose first images are in this batch."""
-    others_waiting: bool
-    """True if a request without a permit has images that are in no batch yet."""
-
-
-@dataclass
-class _ImageTask:
-    image: Image
-    decoded_nbytes: int
-    waiters: dict[str, PendingRequest] = field(default_factory=dict)
-    """Request id -> request that needs the image."""
-    in_flight: bool = False
 
 
 class BatchQueue:
@@ -59,7 +40,7 @@ class BatchQueue:
         self._pending: dict[str, PendingRequest] = {}
         self._num_choices: Counter[str] = Counter()
         """Client request -> number of its choices that are pending."""
-        self._tasks: dict[int, _ImageTask] = {}
+        self._tasks: dict[int, ImageTask] = {}
 
     def __len__(self) -> int:
         """Number of client requests that are pending."""
@@ -171,7 +152,7 @@ class BatchQueue:
             self.grant(pending)
         elif promised_only:
             return None
-        chosen: list[_ImageTask] = []
+        chosen: list[ImageTask] = []
         first_started: list[PendingRequest] = []
         for pending in [pending for pending in self._pending.values() if pending.has_permit]:
             idle = self._idle_tasks(pending)
@@ -188,12 +169,40 @@ class BatchQueue:
         others_waiting = any(self._idle_tasks(pending) for pending in self._pending.values() if not pending.has_permit)
         return ImageBatch(tuple(task.image for task in chosen), tuple(first_started), others_waiting)
 
-    def _start(self, pending: PendingRequest, tasks: Sequence[_ImageTask]) -> None:
+    # For images that other machines encode, which need no permit
+
+    @property
+    def item_ids(self) -> frozenset[int]:
+        """Of all images that are needed."""
+        return frozenset(self._tasks)
+
+    @property
+    def num_in_flight(self) -> int:
+        return sum(task.in_flight for task in self._tasks.values())
+
+    def waiting_images(self, most: int) -> list[WaitingImage]:
+        """Up to so many images that are not in flight, those of the oldest requests first."""
+        tasks = (self._tasks[item_id] for pending in self._pending.values() for item_id in pending.missing)
+        waiting = dict.fromkeys(itertools.islice((task for task in tasks if not task.in_flight), most))
+        return [WaitingImage(task.image, task.key) for task in waiting]
+
+    def take(self, image: Image) -> None:
+        """The image is in flight until ``finish`` or ``give_back``."""
+        self._tasks[image.item_id].in_flight = True
+
+    def give_back(self, image: Image) -> None:
+        """The image was taken and is not encoded. It waits again, if a request still needs it."""
+        task = self._tasks[image.item_id]
+        task.in_flight = False
+        if not task.waiters:
+            del self._tasks[image.item_id]
+
+    def _start(self, pending: PendingRequest, tasks: Sequence[ImageTask]) -> None:
         for task in tasks:
             task.in_flight = True
         self.permits.decode(pending.permit_name, (task.image.item_id for task in tasks))
 
-    def _idle_tasks(self, pending: PendingRequest) -> list[_ImageTask]:
+    def _idle_tasks(self, pending: PendingRequest) -> list[ImageTask]:
         return [task for item_id in pending.missing if not (task := self._tasks[item_id]).in_flight]
 
     def finish(self, outcomes: Mapping[int, Outcome], now_s: float) -> list[Answer]:
@@ -229,9 +238,9 @@ class BatchQueue:
             del self._num_choices[client_request]
         return pending
 
-    def _task_for(self, span: MediaSpan, data: Handle) -> _ImageTask:
+    def _task_for(self, span: MediaSpan, data: Handle) -> ImageTask:
         image = Image(span.item_id, data, span.embed, span.processing)
-        return self._tasks.setdefault(span.item_id, _ImageTask(image, span.decoded_nbytes))
+        return self._tasks.setdefault(span.item_id, ImageTask(image, span.decoded_nbytes, span.key))
 
 
 def _abort(request: EncodeRequest, reason: AbortReason, message: str, media_index: int | None) -> AbortRequest:

@@ -91,7 +91,7 @@ class Encoder:
             outcomes |= self._encode_part(part, views[:count])
             del left[:count], views[:count]
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
-        return EncodeResult(self._report(outcomes), time.monotonic() - started_s, written_nbytes)
+        return EncodeResult(reported(self._cache, outcomes), time.monotonic() - started_s, written_nbytes)
 
     def _encode_part(self, images: Sequence[Image], views: Sequence[ViewTensors]) -> dict[int, Outcome]:
         if not any(self._journal.num_deaths(image.item_id) for image in images):
@@ -139,20 +139,21 @@ class Encoder:
             return LOST
         return ENCODED
 
-    def _report(self, outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
-        """Report outcomes. An embedding that the cache server does not accept, after its restart, is lost."""
-        ids = list(outcomes)
-        try:
-            states = self._cache.set_items_embed(ids, [outcomes[item_id] is ENCODED for item_id in ids])
-        except Shortage as error:
-            return dict.fromkeys(ids, Outcome("shortage", error.message))
-        except Unavailable:
-            return dict.fromkeys(ids, LOST)
-        state_of = dict(zip(ids, states, strict=True))
-        return {
-            item_id: LOST if outcome is ENCODED and state_of[item_id] != "ready" else outcome
-            for item_id, outcome in outcomes.items()
-        }
+
+def reported(cache: MediaCacheClient, outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
+    """Report outcomes. An embedding that the cache server does not accept, after its restart, is lost."""
+    ids = list(outcomes)
+    try:
+        states = cache.set_items_embed(ids, [outcomes[item_id] is ENCODED for item_id in ids])
+    except Shortage as error:
+        return dict.fromkeys(ids, Outcome("shortage", error.message))
+    except Unavailable:
+        return dict.fromkeys(ids, LOST)
+    state_of = dict(zip(ids, states, strict=True))
+    return {
+        item_id: LOST if outcome is ENCODED and state_of[item_id] != "ready" else outcome
+        for item_id, outcome in outcomes.items()
+    }
 
 
 def _finite(rows: Sequence[torch.Tensor]) -> list[bool]:

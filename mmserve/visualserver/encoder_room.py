@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from mmserve.visualserver.batch_queue import ImageBatch
 from mmserve.visualserver.image_decode import DecodedBatch
+from mmserve.visualserver.image_tasks import ImageBatch
 
 
 class EncoderRoom:

@@ -16,11 +16,13 @@ import msgspec
 from mmserve.messages.request import AbortRequest, EncoderMessage, WorkerDied
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Turnover
-from mmserve.visualserver.batch_queue import Answer, BatchQueue, ImageBatch
+from mmserve.visualserver.batch_queue import Answer, BatchQueue
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.encoder_room import EncoderRoom
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
+from mmserve.visualserver.image_tasks import ImageBatch
 from mmserve.visualserver.images import Outcome, item_ids
+from mmserve.visualserver.offload import Offload
 from mmserve.visualserver.pending_request import PendingRequest
 from mmserve.visualserver.permit_stage import PermitStage
 from mmserve.visualserver.permits import PermitClient
@@ -44,8 +46,12 @@ class Pipeline:
         metrics: MetricsClient,
         emit: Callable[[Answer], object],
         max_encoder_images: int,
+        offload: Offload | None = None,
     ) -> None:
         self._queue = queue
+        self._offload = offload
+        if offload is not None:
+            offload.finish, offload.on_change = self._finish_offloaded, self._on_change
         self._turnover = Turnover(_RETRY_AFTER_S)
         """Of client requests in the queue."""
         self._permits = PermitStage(queue, permits, self._refuse, self._waits_for_decoder, self._on_change)
@@ -97,11 +103,15 @@ class Pipeline:
             tasks.create_task(self._permits.run())
             tasks.create_task(self._decode_batches())
             tasks.create_task(self._encode_batches())
+            if self._offload is not None:
+                tasks.create_task(self._offload.run())
 
     def close(self) -> None:
         """Give up all permits asked for and stop the threads, without waiting for running work."""
         self._permits.close()
         self._decoder.close()
+        if self._offload is not None:
+            self._offload.close()
         for thread in (self._decode_thread, self._encode_thread):
             thread.shutdown(wait=False, cancel_futures=True)
 
@@ -209,6 +219,8 @@ class Pipeline:
             self._metrics.add("mm_encode_batch_size", len(encoded.outcomes))
             self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed", "")
             self._metrics.add("mm_images_encoded", _count_encoded(encoded.outcomes))
+            if self._offload is not None:
+                self._offload.encoded_here(len(encoded.outcomes), encoded.seconds)
             self._finish(encoded.outcomes)
 
     async def _next_encoder_batches(self) -> list[EncoderBatch]:
@@ -217,6 +229,12 @@ class Pipeline:
             await self._wake_encode.wait()
         batches, self._to_encode = self._to_encode, []
         return batches
+
+    def _finish_offloaded(self, outcomes: Mapping[int, Outcome]) -> None:
+        """Of images that an encoder on another machine has encoded, or that are lost."""
+        self._metrics.add("mm_images_encoded", _count_encoded(outcomes))
+        self._metrics.add("mm_images_offloaded", _count_encoded(outcomes))
+        self._finish(outcomes)
 
     # All stages
 
@@ -235,6 +253,8 @@ class Pipeline:
             if not future.done() and not self._queue.has_waiters(batch.images) and future.cancel():
                 self._queue.cancel(batch.images)
         self._permits.release_unwanted()
+        if self._offload is not None:
+            self._offload.start()
         self._wake_decode.set()
         self._wake_encode.set()
         self._turnover.hold(len(self._queue))

@@ -8,14 +8,19 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.config.deployment import Deployment
+from mmserve.config.facts import encoder_facts_of
 from mmserve.config.gpu_memory import BATCH_IMAGES
+from mmserve.config.node_options import encoder_address
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.ipc import cluster_key
+from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound
 from mmserve.messages.request import AbortRequest, CountImageRows, EncodeRequest, EngineInbound, VisualInbound
@@ -33,8 +38,10 @@ from mmserve.visualserver.batch_queue import BatchQueue
 from mmserve.visualserver.encode import ComputeRows, Encoder
 from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.image_decode import ImageDecoder
+from mmserve.visualserver.offload import Offload
 from mmserve.visualserver.permits import PermitClient
 from mmserve.visualserver.pipeline import Pipeline
+from mmserve.visualserver.remote.encoders import Encoders, listening_socket
 from mmserve.visualserver.row_counter import RowCounter
 from mmserve.visualserver.work_journal import WorkJournal
 
@@ -176,14 +183,31 @@ def _pipeline(
     # Images that are decoded, one a thread, and images that are encoded.
     journal = WorkJournal(process.endpoints.visual_work(process.index), 2 * _batch_images(deployment))
     pictures = GuardedDecoder(processors, IsolatedDecoder(deployment.model), journal)
+    queue = BatchQueue(_batch_images(deployment), config.max_queued_mm_requests)
     return Pipeline(
-        BatchQueue(_batch_images(deployment), config.max_queued_mm_requests),
+        queue,
         PermitClient(cache, config.mm_queue_timeout),
         ImageDecoder(pictures, arena, cache, pool),
         Encoder(tower, DTYPES[deployment.activation_dtype], arena, cache, journal, _tower_images(deployment)),
         metrics,
         emit,
         _batch_images(deployment),
+        None if config.encoders is None else Offload(queue, _encoders(process, arena), cache),
+    )
+
+
+def _encoders(process: Process, arena: Arena) -> Encoders:
+    """Listens at once. Raises StartupError."""
+    deployment, config = process.deployment, process.deployment.config
+    assert config.cluster_key_file is not None
+    first = encoder_address("--encoders", config.encoders)
+    return Encoders(
+        listening_socket(first.host, first.port + process.index),
+        cluster_key.read(Path(config.cluster_key_file)).encoders,
+        encoder_facts_of(deployment),
+        config.visual_workers,
+        arena,
+        config.node_timeout,
     )
 
 

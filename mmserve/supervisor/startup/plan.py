@@ -94,9 +94,10 @@ def make(
         url=url,
         version=metadata.version("mmserve"),
     )
-    if config.node_rank:
+    if config.node_rank or config.join is not None:
         deployment = replace(deployment, arena_nbytes=_TEXT_ARENA_NBYTES)
-    _check_memory(deployment, token_nbytes * len(deployment.ranks_here) + draft_token_nbytes, machine)
+    if config.join is None:  # an encoder has neither the language model nor a KV cache
+        _check_memory(deployment, token_nbytes * len(deployment.ranks_here) + draft_token_nbytes, machine)
     return deployment
 
 

@@ -17,7 +17,8 @@ from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.families.llava import LlavaProcessor
 from mmserve.processors.interface import Views
-from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
+from mmserve.visualserver.batch_queue import BatchQueue
+from mmserve.visualserver.image_tasks import ImageBatch
 from mmserve.visualserver.pipeline import Pipeline
 from tests.fakes.cache import until
 from tests.fakes.media import png

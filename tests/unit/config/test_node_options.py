@@ -51,3 +51,12 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], message: str) -> N
     flags = {name: value for name, value in (NODES | changes).items() if value is not None}
     with pytest.raises(OptionError, match=message):
         resolve(flags, {}, None)
+
+
+def test_encoders_need_a_key() -> None:
+    for option in ("encoders", "join"):
+        with pytest.raises(OptionError, match=f"--{option} needs --cluster-key-file"):
+            resolve({option: "10.0.0.1"}, {}, None)
+        assert resolve({option: "10.0.0.1", "cluster_key_file": "key"}, {}, None)
+    with pytest.raises(OptionError, match="--join is of mmserve encoder"):
+        resolve({"join": "a", "encoders": "b", "cluster_key_file": "key"}, {}, None)

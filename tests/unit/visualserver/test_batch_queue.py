@@ -6,7 +6,8 @@ from msgspec import structs
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortRequest, EncodeRequest, ImagesEncoded, WorkerDied, choice_id
-from mmserve.visualserver.batch_queue import Answer, BatchQueue, ImageBatch
+from mmserve.visualserver.batch_queue import Answer, BatchQueue
+from mmserve.visualserver.image_tasks import ImageBatch
 from mmserve.visualserver.images import ENCODED, Outcome
 
 PIXELS_NBYTES = 1000
@@ -348,3 +349,31 @@ def test_the_requests_of_an_http_worker_that_died_are_dropped() -> None:
     queue.drop_orphans(WorkerDied(worker=3, died_s=5.0))
     assert _grant_all(queue) == ["b", "c"]
     assert _ids(_next(queue)) == [2, 3, 4]
+
+
+def test_images_that_another_machine_takes_are_not_started_here() -> None:
+    queue = BatchQueue(4)
+    queue.add(_request("a", 1, 2), 0.0)
+    queue.add(_request("b", 2, 3), 0.0)
+    assert [waiting.image.item_id for waiting in queue.waiting_images(9)] == [1, 2, 3]
+    assert [waiting.image.item_id for waiting in queue.waiting_images(2)] == [1, 2]
+    first, second, _ = (waiting.image for waiting in queue.waiting_images(9))
+    queue.take(first)
+    queue.take(second)
+    assert queue.num_in_flight == 2
+    assert _ids(_next(queue)) == [3]
+    assert queue.finish({2: ENCODED}, 1.0) == [_encoded("a", 2), _encoded("b", 2)]
+    queue.give_back(first)
+    assert [waiting.image.item_id for waiting in queue.waiting_images(9)] == [1]
+    assert _ids(_next(queue)) == [1]
+
+
+def test_an_image_that_nobody_needs_any_more_is_forgotten_when_it_is_given_back() -> None:
+    queue = BatchQueue(4)
+    queue.add(_request("a", 1), 0.0)
+    (waiting,) = queue.waiting_images(9)
+    queue.take(waiting.image)
+    queue.drop("a")
+    assert queue.item_ids == {1}
+    queue.give_back(waiting.image)
+    assert not queue.item_ids

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mmserve.messages.media import Handle
-from mmserve.visualserver.batch_queue import ImageBatch
 from mmserve.visualserver.encoder_room import EncoderRoom
 from mmserve.visualserver.image_decode import DecodedBatch
+from mmserve.visualserver.image_tasks import ImageBatch
 from mmserve.visualserver.images import Image
 
 

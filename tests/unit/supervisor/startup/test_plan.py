@@ -322,6 +322,12 @@ def test_a_rank_starts_after_the_visual_servers_of_its_card(
     assert {role.name: role.after for role in topology(_make(text_only, GPU))}["model_backend"] == ()
 
 
+def test_an_encoder_needs_memory_for_neither_language_model_nor_kv_cache(model: ModelSpec) -> None:
+    encoder = _make(model, LAPTOP, kv_cache_gb=30, join="10.0.0.1", cluster_key_file="key")
+    assert [member.title for member in members(topology(encoder))] == ["encoder"]
+    assert "at most" not in render(topology(encoder), encoder)
+
+
 def test_a_text_model_needs_no_visual_server(model: ModelSpec) -> None:
     text_only = ModelSpec(family="llama", path=model.path, text=model.text)
     deployment = _make(text_only)

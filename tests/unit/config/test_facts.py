@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from mmserve.config import facts
 from mmserve.config.deployment import Deployment
-from mmserve.nodes import facts
-from mmserve.nodes.facts import difference, facts_of
+from mmserve.config.facts import difference, facts_of
 from tests.fakes.http_services import make_deployment
 
 NODES = {"tp": 2, "nnodes": 2, "head": "a", "cluster_key_file": "k"}

@@ -1,4 +1,4 @@
-"""What must be equal on all nodes of a server: compared when a node joins, and named where it differs."""
+"""What must be equal on all machines of a server: compared when one joins, and named where it differs."""
 
 from __future__ import annotations
 
@@ -41,6 +41,18 @@ def facts_of(deployment: Deployment) -> dict[str, str]:
     }
     found = {"device": deployment.device, "--dtype": deployment.dtype, "context": str(deployment.max_model_len)}
     return {"version of mmserve": deployment.version, **options, **found, **described, **files}
+
+
+def encoder_facts_of(deployment: Deployment) -> dict[str, str]:
+    """Of a server and its encoders on other machines: what decides about the bytes of embedding rows."""
+    model = deployment.model
+    return {
+        "version of mmserve": deployment.version,
+        "--dtype": deployment.dtype,
+        "bytes of a row": str(deployment.embed_row_nbytes),
+        "configuration of the model": _digest(msgspec.json.encode(replace(model, path=""))),
+        "files of the model": files_digest(Path(model.path)),
+    }
 
 
 def difference(head: dict[str, str], node: dict[str, str]) -> str:

@@ -1,0 +1,1 @@
+"""The process of ``mmserve encoder``: a vision tower for the visual servers of other machines. Door: ``run.run``."""

@@ -1,0 +1,103 @@
+"""Decodes and encodes the pictures that other machines have sent, in the main thread of an encoder."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from mmserve.messages.media import Processing
+from mmserve.model_backend.platforms.device import is_fatal_device_error
+from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.processors.interface import Views
+from mmserve.runtime.errors import MmserveError
+from mmserve.visualserver.encode import ComputeRows
+from mmserve.visualserver.encoder.dialer import Job
+from mmserve.visualserver.encoder.rows_cache import RowsCache
+from mmserve.visualserver.remote.frames import Fail, Result, digest
+
+Decode = Callable[[int, memoryview, Processing], Views]
+"""As GuardedDecoder.views: the number names the picture, also to the process's successor."""
+_NOTHING = memoryview(b"")
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """``cache``: of rows that were computed before."""
+
+    def __init__(self, decode: Decode, tower: ComputeRows, dtype: torch.dtype, cache: RowsCache) -> None:
+        self._decode, self._tower, self._dtype, self._cache = decode, tower, dtype, cache
+
+    def encode(self, jobs: Sequence[Job]) -> None:
+        """Answer each of them. Pictures that come twice are encoded once. Raises the tower's error if the device is
+        lost."""
+        started_s = time.monotonic()
+        views: dict[int, ViewTensors] = {}
+        for index, job in enumerate(jobs):
+            if (rows := self._cache.get(_key(job))) is not None:
+                _answer(job, rows, 0.0)
+            elif (decoded := self._decoded(job)) is not None:
+                views[index] = decoded
+        if not views:
+            return
+        found = self._rows(list(views.values()))
+        each_s = (time.monotonic() - started_s) / len(views)
+        for index, rows in zip(views, found, strict=True):
+            if rows is None:
+                _fail(jobs[index], "the vision tower has no finite numbers for it")
+            else:
+                self._cache.put(_key(jobs[index]), rows)
+                _answer(jobs[index], rows, each_s)
+
+    def _decoded(self, job: Job) -> ViewTensors | None:
+        try:
+            views = self._decode(_name(job), memoryview(job.data), job.message.processing)
+            return ViewTensors(*map(torch.from_numpy, views))
+        except MmserveError as error:
+            _fail(job, error.message)
+        except Exception:  # the boundary of one picture
+            logger.exception("a picture could not be decoded")
+            _fail(job, "internal error")
+        return None
+
+    def _rows(self, views: list[ViewTensors]) -> list[memoryview | None]:
+        """None for a picture that cannot be encoded. After an error each is encoded alone."""
+        try:
+            return [self._bytes(rows) for rows in self._tower(views)]
+        except Exception as error:  # the boundary of one batch
+            if is_fatal_device_error(error):
+                raise
+            logger.exception("%d pictures could not be encoded", len(views))
+            return [None] if len(views) == 1 else [rows for each in views for rows in self._rows([each])]
+
+    def _bytes(self, rows: torch.Tensor) -> memoryview | None:
+        """As the arena holds them. None if not all numbers are finite."""
+        rows = rows.to(self._dtype)
+        if not rows.sum(dtype=torch.float32).isfinite():
+            return None
+        return rows.cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data
+
+
+def _key(job: Job) -> tuple[bytes, Processing]:
+    return job.message.digest, job.message.processing
+
+
+def _name(job: Job) -> int:
+    return int.from_bytes(job.message.digest[:7], "big")
+
+
+def _answer(job: Job, rows: memoryview, compute_s: float) -> None:
+    message = Result(
+        job=job.message.job,
+        nbytes=rows.nbytes,
+        digest=digest(rows),
+        here_s=time.monotonic() - job.received_s,
+        compute_s=compute_s,
+    )
+    job.answer(message, rows)
+
+
+def _fail(job: Job, reason: str) -> None:
+    job.answer(Fail(job=job.message.job, reason=reason), _NOTHING)

@@ -1,0 +1,123 @@
+"""Sends pictures that wait here to encoders of other machines, where that is faster. Lives on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from mmserve.cache_server.client import MediaCacheClient
+from mmserve.runtime.errors import Unavailable
+from mmserve.visualserver.batch_queue import BatchQueue
+from mmserve.visualserver.encode import reported
+from mmserve.visualserver.image_tasks import WaitingImage
+from mmserve.visualserver.images import ENCODED, LOST, Image, Outcome
+from mmserve.visualserver.remote.choice import Pace, choose
+from mmserve.visualserver.remote.encoder_link import EncoderLink, NotEncoded
+from mmserve.visualserver.remote.encoders import Encoders
+
+_ATTEMPTS = 2
+"""Encoders that a picture may go to, one after another. It may be what ends them."""
+_LOOKS_AT = 64
+"""Pictures that wait, the oldest first."""
+logger = logging.getLogger(__name__)
+
+
+class Offload:
+    """``finish``: called with the outcome of a picture by its item id. ``on_change``: called when one is given back."""
+
+    def __init__(self, queue: BatchQueue, encoders: Encoders, cache: MediaCacheClient) -> None:
+        self._queue, self._encoders, self._cache = queue, encoders, cache
+        self._calls = ThreadPoolExecutor(1, "offload")
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._stay: set[int] = set()
+        """Pictures that no encoder has encoded: they are encoded here."""
+        self._here = Pace()
+        self.finish: Callable[[dict[int, Outcome]], None] = lambda outcomes: None
+        self.on_change: Callable[[], None] = lambda: None
+        encoders.on_change = lambda: self.on_change()
+
+    async def run(self) -> None:
+        """Accept encoders until cancelled."""
+        await self._encoders.run()
+
+    def close(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+        self._encoders.close()
+        self._calls.shutdown(wait=False, cancel_futures=True)
+
+    def encoded_here(self, num_images: int, seconds: float) -> None:
+        """This machine has decoded and encoded so many pictures in this time."""
+        if num_images:
+            self._here.encoded(seconds / num_images)
+
+    def start(self) -> None:
+        """Send what should be sent now. Call it after each change of the queue."""
+        if not (links := self._encoders.links):
+            return
+        ahead = self._queue.num_in_flight - len(self._running)
+        for waiting in self._queue.waiting_images(_LOOKS_AT):
+            image = waiting.image
+            link = None if image.item_id in self._stay else self._choose(waiting, links, ahead)
+            if link is None:
+                ahead += 1
+                continue
+            self._queue.take(image)
+            task = asyncio.create_task(self._encode(waiting, link))
+            self._running[image.item_id] = task
+        if self._stay:
+            self._stay &= self._queue.item_ids
+
+    def _choose(self, waiting: WaitingImage, links: list[EncoderLink], ahead: int) -> EncoderLink | None:
+        image = waiting.image
+        with_room = {link.name: link for link in links if link.has_room(image.data.nbytes)}
+        candidates = [link.candidate() for link in with_room.values()]
+        key = waiting.key or image.item_id.to_bytes(8, "big", signed=True)
+        chosen = choose(key, image.data.nbytes + image.embed.nbytes, candidates, self._here, ahead)
+        return None if chosen is None else with_room[chosen.name]
+
+    async def _encode(self, waiting: WaitingImage, link: EncoderLink) -> None:
+        image = waiting.image
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._outcome(image, link)
+        except Exception:  # the boundary of one picture
+            logger.exception("image %d could not be encoded on another machine", image.item_id)
+        finally:
+            del self._running[image.item_id]
+            if outcome is None:
+                self._stay.add(image.item_id)
+                self._queue.give_back(image)
+        self.finish({image.item_id: outcome}) if outcome is not None else self.on_change()
+
+    async def _outcome(self, image: Image, link: EncoderLink) -> Outcome | None:
+        """None: no encoder has rows for it."""
+        loop = asyncio.get_running_loop()
+        try:
+            (state,) = await loop.run_in_executor(self._calls, self._cache.get_items_embed, (image.item_id,))
+        except Unavailable:
+            return LOST
+        if state != "pending":
+            return ENCODED if state == "ready" else LOST
+        if not await self._rows_came(image, link):
+            return None
+        outcomes = await loop.run_in_executor(self._calls, reported, self._cache, {image.item_id: ENCODED})
+        return outcomes[image.item_id]
+
+    async def _rows_came(self, image: Image, link: EncoderLink) -> bool:
+        tried: set[str] = set()
+        for _ in range(_ATTEMPTS):
+            tried.add(link.name)
+            try:
+                await link.encode(image)
+            except NotEncoded as error:
+                logger.info("an encoder has not encoded image %d: %s", image.item_id, error)
+            else:
+                return True
+            others = [other for other in self._encoders.links if other.name not in tried]
+            if not (others := [other for other in others if other.has_room(image.data.nbytes)]):
+                return False
+            link = others[0]
+        return False

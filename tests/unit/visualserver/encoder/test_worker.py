@@ -1,0 +1,86 @@
+"""An encoder answers every picture once, keeps rows that may be asked for again, and survives bad pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from mmserve.messages.media import Processing
+from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.processors.interface import Views
+from mmserve.runtime.errors import MediaError
+from mmserve.visualserver.encoder.dialer import Job
+from mmserve.visualserver.encoder.rows_cache import RowsCache
+from mmserve.visualserver.encoder.worker import Worker
+from mmserve.visualserver.remote.frames import Encode, Fail, Result, digest
+
+
+class Tower:
+    """Rows filled with the picture's number. The number 66 breaks it, 77 gives no finite numbers."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def __call__(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+        self.batches.append(len(pictures))
+        numbers = [float(picture.values.mean()) for picture in pictures]
+        if 66.0 in numbers:
+            raise RuntimeError("out of luck")
+        return [torch.full((2, 3), torch.nan if number == 77.0 else number) for number in numbers]
+
+
+def decode(name: int, data: memoryview, processing: Processing) -> Views:
+    if data[0] == 0:
+        raise MediaError("no picture")
+    return Views(np.full((1, 3, 2, 2), data[0], np.float32), np.ones((1, 3), np.int32))
+
+
+class Asker:
+    def __init__(self) -> None:
+        self.answers: dict[int, tuple[Result | Fail, bytes]] = {}
+
+    def job(self, number: int, content: int) -> Job:
+        data = bytearray([content])
+        message = Encode(job=number, processing=Processing(), nbytes=1, digest=digest(data))
+        return Job(message, data, 0.0, self._answer)
+
+    def _answer(self, message: Result | Fail, rows: memoryview) -> None:
+        assert message.job not in self.answers
+        self.answers[message.job] = message, bytes(rows)
+
+
+def test_each_picture_gets_its_rows_or_a_reason() -> None:
+    asker, tower = Asker(), Tower()
+    worker = Worker(decode, tower, torch.float32, RowsCache(1000))
+    worker.encode([asker.job(number, content) for number, content in enumerate([5, 0, 66, 77, 6])])
+    for number, content in ((0, 5.0), (4, 6.0)):
+        message, rows = asker.answers[number]
+        assert isinstance(message, Result)
+        assert np.frombuffer(rows, np.float32).tolist() == [content] * 6
+        assert (message.nbytes, message.digest) == (24, digest(rows))
+    reasons = [message.reason for message, _ in asker.answers.values() if isinstance(message, Fail)]
+    assert reasons == ["no picture", *["the vision tower has no finite numbers for it"] * 2]
+    assert tower.batches == [4, 1, 1, 1, 1], "after the error each was tried alone"
+
+
+def test_rows_are_computed_once() -> None:
+    asker, tower = Asker(), Tower()
+    worker = Worker(decode, tower, torch.bfloat16, RowsCache(1000))
+    worker.encode([asker.job(1, 5)])
+    worker.encode([asker.job(2, 5), asker.job(3, 6)])
+    assert tower.batches == [1, 1]
+    assert asker.answers[1][1] == asker.answers[2][1] != asker.answers[3][1]
+    assert len(asker.answers[1][1]) == 12
+
+
+def test_the_cache_keeps_the_rows_used_last() -> None:
+    cache = RowsCache(10)
+    keys = [(bytes([number]), Processing()) for number in range(4)]
+    for key in keys[:2]:
+        cache.put(key, memoryview(bytes(5)))
+    assert cache.get(keys[0]) is not None
+    cache.put(keys[2], memoryview(bytes(5)))
+    cache.put(keys[3], memoryview(bytes(11)))
+    assert [cache.get(key) is not None for key in keys] == [True, False, True, False]
