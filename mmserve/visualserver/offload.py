@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.runtime.errors import Unavailable
@@ -14,7 +15,7 @@ from mmserve.visualserver.encode import reported
 from mmserve.visualserver.image_tasks import WaitingImage
 from mmserve.visualserver.images import ENCODED, LOST, Image, Outcome
 from mmserve.visualserver.remote.choice import Pace, choose
-from mmserve.visualserver.remote.encoder_link import EncoderLink, NotEncoded
+from mmserve.visualserver.remote.encoder_link import EncoderLink, NotEncoded, Place
 from mmserve.visualserver.remote.encoders import Encoders
 
 _ATTEMPTS = 2
@@ -65,7 +66,7 @@ class Offload:
                 ahead += 1
                 continue
             self._queue.take(image)
-            task = asyncio.create_task(self._encode(waiting, link))
+            task = asyncio.create_task(self._encode(image, link.place(image.data.nbytes)))
             self._running[image.item_id] = task
         if self._stay:
             self._stay &= self._queue.item_ids
@@ -78,21 +79,21 @@ class Offload:
         chosen = choose(key, image.data.nbytes + image.embed.nbytes, candidates, self._here, ahead)
         return None if chosen is None else with_room[chosen.name]
 
-    async def _encode(self, waiting: WaitingImage, link: EncoderLink) -> None:
-        image = waiting.image
+    async def _encode(self, image: Image, place: Place) -> None:
         outcome: Outcome | None = None
         try:
-            outcome = await self._outcome(image, link)
+            outcome = await self._outcome(image, place)
         except Exception:  # the boundary of one picture
             logger.exception("image %d could not be encoded on another machine", image.item_id)
         finally:
+            place.close()
             del self._running[image.item_id]
             if outcome is None:
                 self._stay.add(image.item_id)
                 self._queue.give_back(image)
         self.finish({image.item_id: outcome}) if outcome is not None else self.on_change()
 
-    async def _outcome(self, image: Image, link: EncoderLink) -> Outcome | None:
+    async def _outcome(self, image: Image, place: Place) -> Outcome | None:
         """None: no encoder has rows for it."""
         loop = asyncio.get_running_loop()
         try:
@@ -101,23 +102,24 @@ class Offload:
             return LOST
         if state != "pending":
             return ENCODED if state == "ready" else LOST
-        if not await self._rows_came(image, link):
+        if not await self._rows_came(image, place):
             return None
         outcomes = await loop.run_in_executor(self._calls, reported, self._cache, {image.item_id: ENCODED})
         return outcomes[image.item_id]
 
-    async def _rows_came(self, image: Image, link: EncoderLink) -> bool:
+    async def _rows_came(self, image: Image, place: Place) -> bool:
         tried: set[str] = set()
-        for _ in range(_ATTEMPTS):
-            tried.add(link.name)
-            try:
-                await link.encode(image)
-            except NotEncoded as error:
-                logger.info("an encoder has not encoded image %d: %s", image.item_id, error)
-            else:
-                return True
-            others = [other for other in self._encoders.links if other.name not in tried]
-            if not (others := [other for other in others if other.has_room(image.data.nbytes)]):
+        while True:
+            with closing(place):
+                tried.add(place.link.name)
+                try:
+                    await place.link.encode(image)
+                except NotEncoded as error:
+                    logger.info("an encoder has not encoded image %d: %s", image.item_id, error)
+                else:
+                    return True
+            others = [link for link in self._encoders.links if link.name not in tried]
+            others = [link for link in others if link.has_room(image.data.nbytes)]
+            if len(tried) >= _ATTEMPTS or not others:
                 return False
-            link = others[0]
-        return False
+            place = others[0].place(image.data.nbytes)

@@ -41,8 +41,24 @@ class _Job:
     sent_s: float
 
 
+class Place:
+    """Room for one picture at an encoder, from its choice until its answer."""
+
+    def __init__(self, link: EncoderLink, nbytes: int) -> None:
+        self.link, self._nbytes = link, nbytes
+        link.num_places += 1
+        link.unanswered_nbytes += nbytes
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._nbytes:
+            self.link.num_places -= 1
+            self.link.unanswered_nbytes -= self._nbytes
+            self._nbytes = 0
+
+
 class EncoderLink:
-    """``encode`` may be called for several pictures at once, within ``has_room``."""
+    """``encode`` may be called for several pictures at once, each with a ``place``."""
 
     def __init__(self, stream: AsyncStream, session: Session, hello: Hello, incoming: Direction, arena: Arena) -> None:
         self.name = hello.name
@@ -50,29 +66,33 @@ class EncoderLink:
         self._outgoing, self._incoming = Direction(session.to_encoder), incoming
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
-        self._unanswered_nbytes = 0
+        self.num_places = 0
+        self.unanswered_nbytes = 0
+        """Of ``num_places`` compressed pictures that were chosen for this encoder, and that it has not answered."""
         self._pace = Pace()
         self._writing = asyncio.Lock()
 
     def candidate(self) -> Candidate:
-        return Candidate(self.name, len(self._jobs), self._pace)
+        return Candidate(self.name, self.num_places, self._pace)
 
     def has_room(self, nbytes: int) -> bool:
         """For a compressed picture of so many bytes."""
-        return len(self._jobs) < self._hello.slots and self._unanswered_nbytes + nbytes <= self._hello.credit
+        return self.num_places < self._hello.slots and self.unanswered_nbytes + nbytes <= self._hello.credit
+
+    def place(self, nbytes: int) -> Place:
+        """For a picture that ``has_room``: nobody else gets this room."""
+        return Place(self, nbytes)
 
     async def encode(self, image: Image) -> None:
         """Send the picture and wait until its rows are in its extent. Raises NotEncoded, also if the link ends."""
         number = next(self._numbers)
         job = self._jobs[number] = _Job(image, asyncio.get_running_loop().create_future(), time.monotonic())
-        self._unanswered_nbytes += image.data.nbytes
         try:
             await self._send(number, image)
             await job.done
         except (StaleHandle, BrokenEncoderLink) as error:
             raise NotEncoded(str(error)) from None
         finally:
-            self._unanswered_nbytes -= image.data.nbytes
             del self._jobs[number]
             if not job.done.cancel() and not job.done.cancelled():
                 job.done.exception()  # it may have come while the picture was sent
