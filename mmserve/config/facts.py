@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from mmserve.config.deployment import Deployment
 from mmserve.config.options import OPTIONS
 
-_GROUPS = ("model", "scheduling", "media")
+_GROUPS = ("model", "scheduling")
 _MAY_DIFFER = {
     "model", "served_model_name", "cpu_threads", "kernel_ways", "device", "speculative_model", "prefault",
     "attention_backend",
