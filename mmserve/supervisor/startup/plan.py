@@ -184,7 +184,8 @@ def weight_dtype(config: Config, model: ModelSpec, device: str, *, fast_bfloat16
         if device != "cuda" or config.dtype not in ("auto", "bfloat16"):
             raise StartupError("--quantization fp8 is for a GPU and bfloat16: leave out --dtype; a CPU has int8, int4")
         return "bfloat16"
-    if config.quantization != "none" or model.quantization is not None:
+    on_gpu = device == "cuda" and model.quantization is not None and model.quantization.layout != "gguf"
+    if config.quantization != "none" or (model.quantization is not None and not on_gpu):
         if device != "cpu" or config.dtype not in ("auto", "float32"):
             if model.quantization is not None:
                 raise StartupError("a quantised checkpoint is computed with --device cpu and without --dtype")

@@ -71,7 +71,12 @@ class CudaPlatform(TorchPlatform):
         raise StartupError(f"--quantization {quantization} is for a CPU: choose fp8 on a GPU, or leave it out")
 
     def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
-        raise StartupError(f"a quantised checkpoint ({scheme}) is computed on a CPU alone: add --device cpu")
+        if scheme.layout == "gguf":
+            raise StartupError(f"a quantised checkpoint ({scheme}) is computed on a CPU alone: add --device cpu")
+        from mmserve.model_backend.platforms.cuda import coded_linear
+
+        coded_linear.check_coded(self.device, self.dtype)
+        return coded_linear.CodedLinear(scheme, shape, self.device)
 
     def _plain(self, shape: LinearShape) -> PlainLinear:
         return self.plain_linear(shape, self.dtype, self.device)

@@ -354,7 +354,9 @@ def test_a_quantized_checkpoint_is_computed_in_float32_on_a_cpu(model: ModelSpec
     scheme = QuantizationScheme(method="AWQ", layout="awq", bits=4, group_size=128, zero_points=True)
     quantized = structs.replace(model, quantization=scheme)
     assert _make(quantized, XEON).dtype == "float32"
-    assert "--device cpu" in _refused(quantized, GPU)
+    assert _make(quantized, GPU).dtype == "bfloat16"
+    of_gguf = structs.replace(model, quantization=QuantizationScheme(method="GGUF", layout="gguf", bits=0))
+    assert "--device cpu" in _refused(of_gguf, GPU)
     assert "without --dtype" in _refused(quantized, XEON, dtype="bfloat16")
     assert "AWQ, 4 bits, groups of 128" in _refused(quantized, XEON, quantization="int4")
 

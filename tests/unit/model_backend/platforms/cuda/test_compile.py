@@ -42,7 +42,7 @@ def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
     assert not draw["draw_rows"]["spilled_bytes"]
     assert not draw["draw_rows"]["fused"]
     assert draw["draw_rows"]["divisions"]
-    assert set(rows) == {"norm_rows", "add_normed_rows", "rotate_rows", "gate_rows", "quantize_rows"}
+    assert set(rows) == {"norm_rows", "add_normed_rows", "rotate_rows", "gate_rows", "quantize_rows", "coded_product"}
     assert not any(kernel["spilled_bytes"] for kernel in (*rows.values(), *long_rows.values()))
     for name in ("attend_splits", "prefill_tiles"):
         assert not short_cache[name]["spilled_bytes"]
