@@ -1,24 +1,62 @@
 """Tensor parallelism: one process a rank, and the collectives between them.
 
-All ranks call the same collectives in the same order. With one rank each call is a no-op, and torch.distributed is not
-initialised.
+All ranks call the same collectives in the same order. With one rank each call is a no-op. In the host memory of one
+machine tensors go through Unix sockets, else through torch.distributed: NCCL between GPUs, gloo between machines.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
+from mmserve.model_backend.rank_links import Reduction, connect
+
 _TIMEOUT = timedelta(minutes=10)
+_OPS: Mapping[Reduction, dist.ReduceOp.RedOpType] = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+class Collectives(Protocol):
+    """Of at least two ranks; tensors are contiguous."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
+        """In place."""
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Rank 0's tensor on every rank, in place."""
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
+        """The tensors of all ranks, of one shape, on rank 0; None on the others."""
+
+
+class ProcessGroup:
+    """See Collectives. By torch.distributed."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def all_reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
+        dist.all_reduce(tensor, op=_OPS[op])
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        dist.broadcast(tensor, src=0)
+
+    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
+        parts = [torch.empty_like(tensor) for _ in range(self._size)] if self._rank == 0 else None
+        dist.gather(tensor, parts, dst=0)
+        return parts
 
 
 class HeadShare(NamedTuple):
@@ -34,8 +72,10 @@ class TpGroup:
 
     rank: int = 0
     size: int = 1
+    collectives: Collectives | None = None
+    """None: of one rank."""
     on_host: bool = True
-    """True with gloo: collectives run in host memory, also for tensors on a GPU that ranks share."""
+    """True if collectives run in host memory, also for tensors on a GPU that ranks share."""
 
     def share(self, total: int) -> int:
         """``total`` / ranks. ``total`` must be divisible."""
@@ -52,37 +92,35 @@ class TpGroup:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over ranks, in place."""
-        return self._reduce(tensor, dist.ReduceOp.SUM)
+        return self._reduce(tensor, "sum")
 
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
         """Elementwise maximum over ranks, in place."""
-        return self._reduce(tensor, dist.ReduceOp.MAX)
+        return self._reduce(tensor, "max")
 
     def min(self, tensor: torch.Tensor) -> torch.Tensor:
         """Elementwise minimum over ranks, in place."""
-        return self._reduce(tensor, dist.ReduceOp.MIN)
+        return self._reduce(tensor, "min")
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Rank 0's values on every rank, in place."""
-        if self.size > 1:
+        if self.collectives is not None:
             host = self._host(tensor)
-            dist.broadcast(host, src=0)
+            self.collectives.broadcast(host)
             self._copy_back(host, tensor)
         return tensor
 
     def gather_columns(self, shard: torch.Tensor) -> torch.Tensor | None:
         """All ranks' [rows, columns] concatenated along columns on rank 0, None on the others."""
-        if self.size == 1:
+        if self.collectives is None:
             return shard
-        host = self._host(shard.contiguous())
-        parts = [torch.empty_like(host) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(host, parts, dst=0)
+        parts = self.collectives.gather(self._host(shard.contiguous()))
         return None if parts is None else torch.cat(parts, dim=1).to(shard.device)
 
-    def _reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
-        if self.size > 1:
+    def _reduce(self, tensor: torch.Tensor, op: Reduction) -> torch.Tensor:
+        if self.collectives is not None:
             host = self._host(tensor)
-            dist.all_reduce(host, op=op)
+            self.collectives.all_reduce(host, op)
             self._copy_back(host, tensor)
         return tensor
 
@@ -104,21 +142,27 @@ class Meeting:
     """Network interface of this machine."""
     num_here: int | None = None
     """Ranks on this machine. None: all."""
+    directory: Path | None = None
+    """Of all ranks, if they are on this machine: for the files of their sockets. No other user can enter it."""
 
 
-def at_file(path: Path, size: int) -> Meeting:
-    """All ``size`` ranks are on this machine, and have this file."""
-    return Meeting(FileStore(str(path), size))
+def at_file(path: Path, size: int, directory: Path) -> Meeting:
+    """All ``size`` ranks are on this machine, and have this file and directory."""
+    return Meeting(FileStore(str(path), size), directory=directory)
 
 
 @contextmanager
 def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) -> Iterator[TpGroup]:
-    """Initialise the process group; destroy it at the end. One rank alone needs no meeting."""
+    """Connect the ranks; disconnect them at the end. One rank alone needs no meeting."""
     if size == 1:
         yield TpGroup()
         return
     assert meeting is not None
     on_host = device.type == "cpu" or (meeting.num_here or size) > torch.cuda.device_count()
+    if on_host and meeting.directory is not None:
+        with connect(rank, size, meeting.store, meeting.directory) as links:
+            yield TpGroup(rank, size, links)
+        return
     if meeting.num_here is not None:
         on_host = _any_on_host(on_host, rank, size, meeting.store)
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = meeting.interface
@@ -132,7 +176,7 @@ def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) ->
         timeout=_TIMEOUT,
     )
     try:
-        yield TpGroup(rank, size, on_host)
+        yield TpGroup(rank, size, ProcessGroup(rank, size), on_host)
     finally:
         dist.destroy_process_group()
 

@@ -28,7 +28,7 @@ def meeting_of(process: Process) -> Iterator[Meeting | None]:
         yield None
     elif config.nnodes == 1:
         assert process.rendezvous is not None
-        yield at_file(process.rendezvous, config.tp)
+        yield at_file(process.rendezvous, config.tp, process.endpoints.run_dir)
     else:
         with _store(process) as store:
             yield Meeting(store, interface_towards(*head_address(config)), len(process.deployment.ranks_here))

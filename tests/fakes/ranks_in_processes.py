@@ -76,7 +76,8 @@ def _compute(rank: int, size: int, directory: Path, store: Path, arena_file: str
     """Until the other end of ``link`` is closed."""
     torch.set_num_threads(1)
     made, arena = deployment(directory), Arena.attach(os.open(arena_file, os.O_RDWR))
-    with distributed.join(rank, size, distributed.at_file(store, size), torch.device("cpu")) as tp:
+    meeting = distributed.at_file(store, size, store.parent)
+    with distributed.join(rank, size, meeting, torch.device("cpu")) as tp:
         runner = ModelRunner(made, tp, arena, platform_for("cpu", made.dtype), lambda done, total, unit: None)
         while True:
             try:

@@ -13,7 +13,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 
 
 def collect(rank: int, store: str, found: multiprocessing.Queue[list[object]]) -> None:
-    with join(rank, 2, at_file(Path(store), 2), torch.device("cpu")) as tp:
+    with join(rank, 2, at_file(Path(store), 2, Path(store).parent), torch.device("cpu")) as tp:
         results: list[object] = []
         for dtype in DTYPES:
             local = torch.tensor([[1.0 + rank, 3.0 - rank]]).to(dtype)
