@@ -38,9 +38,8 @@ from tests.fakes.picture_families import PICTURE_FAMILIES, Processed
 pytestmark = pytest.mark.families
 
 CONTEXT = 320
-RANKS = dict.fromkeys(PICTURE_FAMILIES, 1) | {"idefics3": 2}
-"""More ranks make every answer several times as slow; all families are compared on two and four of them in
-``tests/integration/model_backend/test_picture_families.py``."""
+RANKS = dict.fromkeys(PICTURE_FAMILIES, 2) | {"qwen2_5_vl": 1, "internvl": 1}
+"""Tensor-parallel. One rank alone computes all layers in one call; every family has one in ``test_quantized.py``."""
 GENERATION = {"do_sample": False, "max_new_tokens": 8, "repetition_penalty": 1.3, "eos_token_id": [*range(20, 260, 8)]}
 """generation_config.json of the checkpoints. The ids are tokens of bytes, so random models write some."""
 STOP = 100
