@@ -10,3 +10,8 @@ class Gemma3Vision(SiglipSpec, frozen=True, kw_only=True, tag="gemma3"):
 
     rows_per_side: int
     """Of a tile."""
+
+    @property
+    def run_rows(self) -> int:
+        """Of a tile: with pan and scan a picture becomes several, with text between them."""
+        return self.rows_per_side**2

@@ -23,6 +23,12 @@ class TowerSpec(msgspec.Struct, frozen=True, kw_only=True):
     streams: int = 1
     """A row is this many times as wide as the language model's hidden size."""
 
+    @property
+    def run_rows(self) -> int | None:
+        """Rows that stand together in the prompt, with other text between them and the rest of a picture; None: a
+        picture's rows may all stand together."""
+        return None
+
 
 def side_of(size: int | list[int], name: str) -> int:
     """Of a square. Raises StartupError, naming the key, for another shape."""

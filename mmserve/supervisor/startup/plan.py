@@ -69,7 +69,7 @@ def make(
     dtype = weight_dtype(config, model, device, fast_bfloat16=machine.fast_bfloat16)
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
-        _check_step(config, max_image_rows)
+        _check_step(config, model, max_image_rows)
     _check_kv_dtype(config, model, device, dtype)
     if draft is not None:
         _check_draft(config, model, draft, dtype)
@@ -239,13 +239,14 @@ def most_image_rows(config: Config, model: ModelSpec, machine: Machine) -> int:
     return max(0, min(of_context, payload_nbytes(arena_nbytes) // row_nbytes))
 
 
-def _check_step(config: Config, max_image_rows: int) -> None:
-    """A step must have room for the largest image and a token of every other running sequence."""
-    needed = max_image_rows + config.max_num_seqs - 1
+def _check_step(config: Config, model: ModelSpec, max_image_rows: int) -> None:
+    """A step must have room for the longest run of an image's rows and a token of every other running sequence."""
+    run_rows = model.vision.run_rows if model.vision is not None else None
+    needed = min(max_image_rows, run_rows or max_image_rows) + config.max_num_seqs - 1
     if config.max_num_batched_tokens < needed:
         raise StartupError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} has no room for one image, which this model "
-            f"computes in one step: raise it to {needed}, or lower --max-num-seqs"
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} has no room for one image, or one tile of it, "
+            f"which this model computes in one step: raise it to {needed}, or lower --max-num-seqs"
         )
 
 

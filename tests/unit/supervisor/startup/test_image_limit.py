@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec
+from mmserve.checkpoint.vision.clip import ClipVision
+from mmserve.checkpoint.vision.gemma3 import Gemma3Vision
+from mmserve.checkpoint.vision.tower import TowerSpec
 from mmserve.config.config import Config
 from mmserve.processors.registry import processor_for
 from mmserve.processors.settings import with_options
@@ -84,6 +87,20 @@ def test_settings_that_the_user_has_chosen_are_not_changed(tmp_path: Path) -> No
 def test_a_family_without_smaller_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--max-model-len 200"):
         limited(model_of("gemma3", tmp_path), max_model_len=200)
+
+
+def test_a_step_needs_room_for_one_tile_where_text_stands_between_the_tiles(tmp_path: Path) -> None:
+    """Gemma 3 computes a tile in one step; with pan and scan a picture has up to five."""
+    model = model_of("gemma3", tmp_path, layers=(LayerSpec(whole_images=True),))
+    assert isinstance(model.vision, ClipVision)
+    of_any_tower = {name: getattr(model.vision, name) for name in TowerSpec.__struct_fields__}
+    vision = Gemma3Vision(image_size=model.vision.image_size, rows_per_side=16, **of_any_tower)
+    model = msgspec.structs.replace(model, vision=vision)
+    pan_and_scan = {"mm_processor_kwargs": {"do_pan_and_scan": True}, "max_num_seqs": 8}
+    _, rows = limited(model, max_num_batched_tokens=256 + 7, **pan_and_scan)
+    assert rows == 5 * 256
+    with pytest.raises(StartupError, match="raise it to 263"):
+        limited(model, max_num_batched_tokens=256 + 6, **pan_and_scan)
 
 
 def test_larger_images_of_a_model_of_transformers_are_refused_one_by_one(
