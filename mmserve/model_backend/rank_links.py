@@ -81,7 +81,7 @@ class RankLinks:
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     """Of a contiguous tensor."""
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def connect(rank: int, size: int, store: Store, directory: Path) -> Iterator[Ran
             stack.callback(path.unlink, missing_ok=True)
             listener.listen(size)
             listener.settimeout(_TIMEOUT_S)
-            store.set(path.name, b"listens")
+            store.set(path.name, "listens")
             for lower in range(rank):
                 sockets[lower] = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
                 store.get(_path(directory, lower).name)
