@@ -6,34 +6,39 @@ import multiprocessing
 from pathlib import Path
 
 import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from mmserve.model_backend.distributed import TpGroup, at_file, join
+from mmserve.model_backend.distributed import Meeting, TpGroup, at_file, join
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 
 
-def collect(rank: int, store: str, found: multiprocessing.Queue[list[object]]) -> None:
-    with join(rank, 2, at_file(Path(store), 2, Path(store).parent), torch.device("cpu")) as tp:
-        results: list[object] = []
-        for dtype in DTYPES:
-            local = torch.tensor([[1.0 + rank, 3.0 - rank]]).to(dtype)
-            gathered = tp.gather_columns(local)
-            results.append(None if gathered is None else gathered.tolist())
-            results += [reduce(local.clone()).tolist() for reduce in (tp.sum, tp.max, tp.min, tp.broadcast)]
-        found.put([rank, results])
+def collect(rank: int, directory: str, found: multiprocessing.Queue[list[object]]) -> None:
+    """As ranks of one machine, then as ranks of two, which use gloo."""
+    here = at_file(Path(directory, "here"), 2, Path(directory))
+    apart = Meeting(FileStore(str(Path(directory, "apart")), 2), num_here=1)
+    results: list[object] = []
+    for meeting in (here, apart):
+        with join(rank, 2, meeting, torch.device("cpu")) as tp:
+            for dtype in DTYPES:
+                local = torch.tensor([[1.0 + rank, 3.0 - rank]]).to(dtype)
+                gathered = tp.gather_columns(local)
+                results.append(None if gathered is None else gathered.tolist())
+                results += [reduce(local.clone()).tolist() for reduce in (tp.sum, tp.max, tp.min, tp.broadcast)]
+    found.put([rank, results])
 
 
 def test_collectives_give_both_ranks_the_same_results(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     found: multiprocessing.Queue[list[object]] = context.Queue()
-    processes = [context.Process(target=collect, args=(rank, str(tmp_path / "store"), found)) for rank in range(2)]
+    processes = [context.Process(target=collect, args=(rank, str(tmp_path), found)) for rank in range(2)]
     for process in processes:
         process.start()
     by_rank = dict(found.get(timeout=60) for _ in processes)
     for process in processes:
         process.join()
     reduced = [[[3.0, 5.0]], [[2.0, 3.0]], [[1.0, 2.0]], [[1.0, 3.0]]]
-    assert by_rank == {0: [[[1.0, 3.0, 2.0, 2.0]], *reduced] * 4, 1: [None, *reduced] * 4}
+    assert by_rank == {0: [[[1.0, 3.0, 2.0, 2.0]], *reduced] * 8, 1: [None, *reduced] * 8}
 
 
 def test_one_rank_needs_no_store() -> None:
