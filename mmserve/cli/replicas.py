@@ -8,7 +8,7 @@ from mmserve.on_ray.environment import set_for_own_ray
 from mmserve.runtime.errors import StartupError
 
 _OF_THE_FRONT = frozenset(
-    {"replicas", "ray_address", "host", "port", "health_port", "allowed_hosts", "max_connections"}
+    {"replicas", "min_replicas", "ray_address", "host", "port", "health_port", "allowed_hosts", "max_connections"}
 )
 _SECRETS = frozenset({"api_key"})
 """Not on a command line, which every user of a machine sees."""
@@ -34,7 +34,7 @@ def serve_replicas(config: Config) -> int:
         "shutdown_timeout_s": config.shutdown_timeout,
     }
     return run.serve_replicas(
-        config.replicas,
+        (config.replicas if config.min_replicas is None else config.min_replicas, config.replicas),
         options_of(config),
         environment,
         front,

@@ -46,6 +46,10 @@ class Config(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             le=1024,
         ),
     ] = 0
+    min_replicas: Annotated[
+        Annotated[int, Meta(ge=0, le=1024)] | None,
+        field("http", "with --replicas as the most: fewer servers while less is to do; 0: none while nobody asks"),
+    ] = None
     ray_address: Annotated[
         str | None,
         field("http", "Ray cluster for --replicas; auto: the one that this machine is in; default: one of its own"),

@@ -157,6 +157,8 @@ def check(config: Config) -> None:
         )
     if config.ray_address is not None and not config.replicas:
         raise OptionError(f"--ray-address {config.ray_address} needs --replicas: without it there is one server alone")
+    if config.min_replicas is not None and config.min_replicas > config.replicas:
+        raise OptionError(f"--min-replicas {config.min_replicas} is more than --replicas {config.replicas}")
     if config.replicas and (config.front_secret_file is not None or config.reports_endpoint is not None):
         raise OptionError("--replicas makes its own --front-secret-file and --reports-endpoint: leave them out")
     if config.port == config.health_port != 0:

@@ -24,6 +24,9 @@ from typing import Any
 import ray
 
 from mmserve.client.server_process import ServerProcess, server_process
+from mmserve.front.reports import ReportListener
+from mmserve.on_ray.autoscaling import USED, WAIT_S
+from mmserve.scale.cluster import Cluster
 
 _READY = re.compile(r"mmserve is ready: (http://[^\s,]+)")
 _STOP_TIMEOUT_S = 60.0
@@ -37,6 +40,9 @@ class Node:
     ``host``: the address to listen on, if not that of the machine."""
 
     def __init__(self, options: Sequence[str], secret: str, environment: Mapping[str, str], host: str = "") -> None:
+        self._secret = secret
+        self._cluster = Cluster()
+        self._listener: ReportListener | None = None
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmserve-replica-")))
             (directory / "secret").touch(mode=0o600)
@@ -57,12 +63,23 @@ class Node:
         """What fronts need (``known``). Ray asks once."""
         return {"id": self._id, "url": self._url, "reports": self._reports}
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """How loaded the server says that it is (``autoscaling``). Ray asks again and again."""
+        if self._listener is None:
+            self._cluster.set_replicas([self._id])
+            self._listener = ReportListener(self._cluster, self._secret.encode())
+            self._listener.set({self._id: self._reports})
+        load = self._cluster.reported(self._id)
+        return {USED: load.in_flight / load.slots, WAIT_S: load.wait_s + load.encoder_wait_s}
+
     async def hold(self, **request: Any) -> None:
         """Runs while a front has a request here, until that cancels it: so Ray counts the request."""
         await asyncio.Event().wait()
 
     async def __del__(self) -> None:
         """Ray calls it when no request is left, before it ends the actor."""
+        if self._listener is not None:
+            await self._listener.aclose()
         self._closing.set()
         await asyncio.to_thread(self._stack.close)
 

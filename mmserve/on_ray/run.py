@@ -11,18 +11,22 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from mmserve.on_ray.apps import FRONT, front_app, nodes_app
 from mmserve.on_ray.front import NODES_APP
 from mmserve.runtime.errors import StartupError
 
 FRONT_APP = "front"
+POLICY = "mmserve.on_ray.autoscaling:policy"
+_TIMES = {"metrics_interval_s": 2.0, "look_back_period_s": 4.0, "upscale_delay_s": 4.0, "downscale_delay_s": 60.0}
+"""A server takes seconds to start, so a moment's load starts none, and a pause ends none."""
 _OBJECT_STORE_NBYTES = 80 << 20
 """The least that Ray takes. Nothing is kept in it."""
 
 
 def serve_replicas(
-    count: int,
+    count: tuple[int, int],
     options: Sequence[str],
     environment: Mapping[str, str],
     front: Mapping[str, Any],
@@ -30,8 +34,8 @@ def serve_replicas(
     port: int,
     address: str | None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT. ``count``: of servers. ``options``: of each one. ``front``: fields of
-    FrontOptions. ``address``: of Ray; None: start one here."""
+    """Serve until SIGTERM or SIGINT. ``count``: the fewest and the most servers. ``options``: of each one.
+    ``front``: fields of FrontOptions. ``address``: of Ray; None: start one here."""
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="mmserve-ray-") as directory:
         _start_ray(address, directory)
@@ -51,7 +55,7 @@ def serve_replicas(
 
 
 def _deploy(
-    count: int,
+    count: tuple[int, int],
     options: Sequence[str],
     environment: Mapping[str, str],
     host: str,
@@ -61,12 +65,25 @@ def _deploy(
     secret = secrets.token_hex(32)
     serve.start(proxy_location="Disabled")
     try:
-        serve.run(nodes_app(options, secret, environment, host, num_replicas=count), name=NODES_APP, route_prefix=None)
+        serve.run(nodes_app(options, secret, environment, host, **_scale(*count)), name=NODES_APP, route_prefix=None)
         serve.run(front_app(port, secret, front), name=FRONT_APP, route_prefix=None)
     except RuntimeError as error:
         raise StartupError(f"the replicas did not start: {error}") from None
     bound = serve.get_deployment_handle(FRONT, FRONT_APP).port.remote().result()
-    print(f"mmserve is ready: http://{front['host']}:{bound}, {count} replicas", flush=True)
+    print(f"mmserve is ready: http://{front['host']}:{bound}, {_written(*count)} replicas", flush=True)
+
+
+def _scale(least: int, most: int) -> dict[str, Any]:
+    """Options of the deployment."""
+    if least == most:
+        return {"num_replicas": most}
+    policy = AutoscalingPolicy(policy_function=POLICY)
+    limits = {"min_replicas": least, "initial_replicas": max(1, least), "max_replicas": most}
+    return {"autoscaling_config": AutoscalingConfig(**limits, **_TIMES, policy=policy)}
+
+
+def _written(least: int, most: int) -> str:
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _start_ray(address: str | None, directory: str) -> None:

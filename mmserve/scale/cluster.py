@@ -65,6 +65,10 @@ class Cluster:
             known.report(load, now_s)
             self._in_flight += known.in_flight - before
 
+    def reported(self, replica: str) -> Load:
+        """What it told last of its load."""
+        return self._loads[replica].reported
+
     def reported_at_s(self, replica: str) -> float:
         """When it told its load last; minus infinity: never."""
         return self._loads[replica].reported_at_s

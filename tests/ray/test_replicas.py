@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -54,6 +55,15 @@ def test_streams_go_on_when_a_replica_is_killed_and_ray_places_another_one() -> 
         processes = psutil.Process(stack.pid).children(recursive=True)
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert not [each for each in alive if "mmserve" in " ".join(each.cmdline())]
+
+
+def test_servers_end_while_nobody_asks_and_come_back() -> None:
+    with _replicas("--replicas", "1", "--min-replicas", "0") as stack:
+        expected = asyncio.run(answers_of(stack))
+        until(lambda: not _actors(stack), timeout_s=150)
+        started_s = time.monotonic()
+        assert asyncio.run(answers_of(stack)) == expected
+        print(f"from none to all answers: {time.monotonic() - started_s:.1f} s")
 
 
 def test_options_that_replicas_make_themselves_are_refused() -> None:

@@ -27,6 +27,7 @@ def test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets(monkeypa
     monkeypatch.setattr(mmserve.on_ray, "run", fake, raising=False)
     flags = {
         "replicas": "3",
+        "min_replicas": "1",
         "ray_address": "auto",
         "port": "81",
         "host": "0.0.0.0",
@@ -35,7 +36,7 @@ def test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets(monkeypa
     more = {"max_num_seqs": "9", "web_ui": "false", "served_model_name": "a,b"}
     assert serve_replicas(resolve(flags | more, {}, None)) == 7
     ((count, options, environment, front), named) = called[0]
-    assert count == 3
+    assert count == (1, 3)
     assert named == {"port": 81, "address": "auto"}
     assert sorted(options) == sorted(["--served-model-name", "a,b", "--max-num-seqs", "9", "--no-web-ui"])
     assert environment == {"MMSERVE_API_KEY": "hunter2"}
@@ -61,6 +62,7 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ({"replicas": "2", "min_replicas": "3"}, "is more than --replicas 2"),
         ({"ray_address": "auto"}, "--ray-address auto needs --replicas"),
         ({"replicas": "2", "reports_endpoint": "tcp://127.0.0.1:1"}, "makes its own"),
     ],

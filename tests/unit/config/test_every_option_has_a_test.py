@@ -99,6 +99,7 @@ SHOWN_BY = {
     "concurrent_alloc_workers": f"{READER}::test_large_images_are_read_in_parallel",
     "mm_hash_seed": f"{PLAN}::test_servers_share_a_hash_seed_that_was_given",
     "replicas": "ray/test_replicas.py::test_streams_go_on_when_a_replica_is_killed_and_ray_places_another_one",
+    "min_replicas": "ray/test_replicas.py::test_servers_end_while_nobody_asks_and_come_back",
     "ray_address": "unit/cli/test_replicas.py::test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets",
     "front_secret_file": "integration/httpserver/test_relayed.py"
     "::test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_means_nothing",
