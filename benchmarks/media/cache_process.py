@@ -14,8 +14,9 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.supervisor.child.process import Child, InheritedFds, spawn
+from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.rendezvous import Rendezvous
+from mmserve.supervisor.child.spawn import InheritedFds, Spawner
 from mmserve.supervisor.inherited import arena_of
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.find_model import find_model
@@ -61,7 +62,7 @@ def _started(deployment: Deployment, arena: Arena) -> Iterator[Child]:
     parent_death_fd, ours = os.pipe2(os.O_CLOEXEC)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        child = spawn(member, 0, deployment, InheritedFds(parent_death_fd, arena.fd, Rendezvous(), {}))
+        child = Spawner(deployment, InheritedFds(parent_death_fd, arena.fd, Rendezvous(), {}))(member, 0)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:

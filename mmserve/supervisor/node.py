@@ -15,8 +15,9 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc import cluster_key
-from mmserve.supervisor.child.process import Child, InheritedFds
+from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.rendezvous import Rendezvous
+from mmserve.supervisor.child.spawn import InheritedFds, Spawner
 from mmserve.supervisor.inherited import arena_of, parent_death_pipe
 from mmserve.supervisor.progress import say
 from mmserve.supervisor.startup import machine, plan
@@ -56,7 +57,8 @@ def supervise_node(stack: ExitStack, config: Config, find: Callable[[Config], Mo
         ranks = "" if config.join is not None else f", ranks {here.start} to {here.stop - 1}, head {config.head}"
         say(f"mmserve is ready: {title}{ranks}", sys.stdout)
 
-    Supervisor(deployment, table, inherited, watch, NoStatus()).run(on_ready)
+    spawner = stack.enter_context(closing(Spawner(deployment, inherited)))
+    Supervisor(deployment, table, spawner, watch, NoStatus()).run(on_ready)
 
 
 def _plan(config: Config, model: ModelSpec, run_dir: str) -> Deployment:

@@ -22,8 +22,9 @@ from mmserve.config.node_options import needs_key
 from mmserve.ipc import cluster_key
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.logs import log
-from mmserve.supervisor.child.process import Child, InheritedFds
+from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.rendezvous import Rendezvous
+from mmserve.supervisor.child.spawn import InheritedFds, Spawner
 from mmserve.supervisor.inherited import arena_of, parent_death_pipe
 from mmserve.supervisor.node import supervise_node
 from mmserve.supervisor.progress import say
@@ -118,7 +119,8 @@ def _supervise(
     publisher = StatusPublisher(Endpoints(run_dir), num_visual_servers)
     stack.callback(publisher.close)
     watch = stack.enter_context(Watch())
-    supervisor = Supervisor(deployment, table, inherited, watch, publisher)
+    spawner = stack.enter_context(closing(Spawner(deployment, inherited)))
+    supervisor = Supervisor(deployment, table, spawner, watch, publisher)
 
     def on_ready(children: list[Child]) -> None:
         logger.info("%s", _start_table(children, started_s))

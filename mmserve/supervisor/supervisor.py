@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import RETIRE
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.child.process import Child, InheritedFds, spawn
+from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.protocol import Progress, Ready
+from mmserve.supervisor.child.spawn import Spawner
 from mmserve.supervisor.children import Children
 from mmserve.supervisor.progress import StartBars
 from mmserve.supervisor.restarts import RestartLimit
@@ -23,7 +24,7 @@ from mmserve.supervisor.rolling_restart import RollingRestart, has_terminal
 from mmserve.supervisor.start_limit import StartLimit
 from mmserve.supervisor.status_publisher import Publisher
 from mmserve.supervisor.topology import Member, Topology, members
-from mmserve.supervisor.watch import Exited, Reported, Signalled, Watch
+from mmserve.supervisor.watch import Event, Exited, Reported, Signalled, Watch
 from mmserve.supervisor.watchdog import Watchdog, print_stacks
 
 DRAIN_MARGIN_S = 5.0
@@ -52,14 +53,12 @@ class Supervisor:
         self,
         deployment: Deployment,
         roles: Topology,
-        inherited: InheritedFds,
+        spawner: Spawner,
         watch: Watch,
         publisher: Publisher,
     ) -> None:
         self._deployment = deployment
-        self._children = Children(
-            members(roles), lambda member, incarnation: spawn(member, incarnation, deployment, inherited), watch
-        )
+        self._children = Children(members(roles), spawner, watch)
         self._watch = watch
         self._publisher = publisher
         self._restarts = RestartLimit()
@@ -90,30 +89,37 @@ class Supervisor:
         ``_publish_phase``."""
         self._children.start_unblocked()
         self._publish_phase()
-        self._handle_start(self._children.missing)
+        with StartBars() as bars:
+            while self._children.missing():
+                self._end_if_hung()
+                for event in self._watch.wait(self._start_limit.interval_s(self._children)):
+                    self._handle_at_start(event, bars)
         self._has_served = True
         self._publish_phase()
-        until_s = time.monotonic() + _TOLD_WITHIN_S
-        self._handle_start(lambda: self._children.not_accepting() if time.monotonic() < until_s else ())
+        self._await_accepting(time.monotonic() + _TOLD_WITHIN_S)
 
-    def _handle_start(self, unfinished: Callable[[], Collection[Member]]) -> None:
-        """Handle events until no member is unfinished."""
-        with StartBars() as bars:
-            while unfinished():
-                self._end_if_hung()
-                for event in self._watch.wait(self._start_limit.interval_s(self._children) or _TOLD_WITHIN_S):
-                    match event:
-                        case Signalled(signum):
-                            raise Interrupted(signum)
-                        case Exited(child, cause):
-                            self._children.forget(child)
-                            raise StartupError(f"{child.member.title} {cause}")
-                        case Reported(child, Progress() as progress):
-                            bars.update(child.member, progress)
-                        case Reported(child, Ready()):
-                            logger.debug("%s is ready", child.member.title)
-                            self._children.start_unblocked()
-                            self._publish_phase()
+    def _handle_at_start(self, event: Event, bars: StartBars) -> None:
+        match event:
+            case Signalled(signum):
+                raise Interrupted(signum)
+            case Exited(child, cause):
+                self._children.forget(child)
+                raise StartupError(f"{child.member.title} {cause}")
+            case Reported(child, Progress() as progress):
+                bars.update(child.member, progress)
+            case Reported(child, Ready()):
+                logger.debug("%s is ready", child.member.title)
+                self._children.start_unblocked()
+                self._publish_phase()
+
+    def _await_accepting(self, until_s: float) -> None:
+        """Wait until the HTTP workers take requests. A process that dies by now is started again."""
+        while self._children.not_accepting() and time.monotonic() < until_s:
+            self._children.start_missing()
+            for event in self._watch.wait(_SPAWN_RETRY_S):
+                if isinstance(event, Signalled):
+                    raise Interrupted(event.signum)
+                self._handle(event)
 
     def _end_if_hung(self) -> None:
         """Raises StartupError if a process hangs while it starts."""
@@ -137,13 +143,20 @@ class Supervisor:
             self._draining = bool(signals)
             for event in events:
                 match event:
-                    case Exited(child, cause) if self._children.is_current(child):
-                        self._forget(child, cause) if signals else self._restart(child.member, cause)
-                    case Reported(child, Ready()) if self._children.is_current(child):
-                        self._on_ready_again(child.member)
+                    case Exited(child, cause) if signals and self._children.is_current(child):
+                        self._forget(child, cause)
+                    case _:
+                        self._handle(event)
             if signals:
                 self._stop_now = len(signals) > 1
                 return
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Exited(child, cause) if self._children.is_current(child):
+                self._restart(child.member, cause)
+            case Reported(child, Ready()) if self._children.is_current(child):
+                self._on_ready_again(child.member)
 
     def _looks_again_s(self) -> float | None:
         intervals = (self._watchdog.interval_s, self._start_limit.interval_s(self._children))

@@ -37,6 +37,10 @@ class Role:
     """The socket it inherits."""
     numbered: Literal["", "worker", "rank"] = ""
     """How its processes are numbered in titles; "" for a role with one process."""
+    forked: bool = False
+    """True if the fork server becomes this process, where one runs: it has imported torch already."""
+    preloads: tuple[str, ...] = ()
+    """Of the fork server: the modules that it imports. It has no ``target``."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,9 @@ def topology(deployment: Deployment) -> Topology:
     if config.join is not None:
         return [Role("encoder", "mmserve.visualserver.encoder.run:run")]
     if config.node_rank:
-        return [Role("node", "mmserve.nodes.run:run_node", engine=True), _ranks(deployment)]
+        return [_fork_server(), Role("node", "mmserve.nodes.run:run_node", engine=True), _ranks(deployment)]
     roles = [
+        _fork_server(with_towers=deployment.model.vision is not None),
         Role("metrics", "mmserve.metrics.run:run"),
         Role("health", "mmserve.health.run:run", listens="health"),
         Role("cache_server", "mmserve.cache_server.run:run", epoch="cache"),
@@ -90,7 +95,8 @@ def topology(deployment: Deployment) -> Topology:
             "visualserver",
             "mmserve.visualserver.run:run",
             count=config.visual_workers,
-            after=("cache_server",),
+            after=("cache_server", "fork_server"),
+            forked=True,
             epoch="visual",
             numbered="worker",
         ),
@@ -117,10 +123,17 @@ def _ranks(deployment: Deployment) -> Role:
         count=len(here),
         after=("visualserver",) if waits else (),
         first=here.start,
+        after=("fork_server",),
+        forked=True,
         engine=True,
         epoch="engine",
         numbered="rank",
     )
+
+
+def _fork_server(*, with_towers: bool = False) -> Role:
+    towers = ("mmserve.visualserver.run",) if with_towers else ()
+    return Role("fork_server", "", preloads=("mmserve.model_backend.run", *towers))
 
 
 def members(roles: Topology) -> list[Member]:
@@ -137,7 +150,8 @@ def render(roles: Topology, deployment: Deployment) -> str:
     for role in roles:
         restarts = "with the engine" if role.engine else "alone"
         after = f", after {' and '.join(role.after)}" if role.after else ""
-        lines.append(f"  {role.count} x {role.name:<14} {role.target:<32} restarts {restarts}{after}")
+        what = role.target or "becomes each that needs torch"
+        lines.append(f"  {role.count} x {role.name:<14} {what:<32} restarts {restarts}{after}")
     if any(role.listens == "http" for role in roles):
         lines.append(f"  at most {_budgets(deployment)}")
     return "\n".join(lines)

@@ -27,7 +27,7 @@ from mmserve.ipc.channel import Receiver
 from mmserve.messages.reply import HttpInbound, ServerPhase
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor import run as supervisor_run
-from mmserve.supervisor.topology import Topology, topology
+from mmserve.supervisor.topology import Role, Topology, topology
 
 TEXT = TextSpec(
     hidden_size=64,
@@ -111,11 +111,20 @@ def find_model(config: Config) -> ModelSpec:
 
 
 def fake_roles(deployment: Deployment) -> Topology:
-    """Fake servers; with the file ``real-status`` in SCRATCH, the real metrics and health servers as well."""
+    """Fake servers, which a real fork server becomes; with the file ``real-status`` in SCRATCH, the real metrics and
+    health servers as well."""
     roles = topology(deployment)
     real = REAL if (Path(deployment.model.path) / "real-status").exists() else ()
-    fakes = [dataclasses.replace(role, target="tests.fakes.supervised:run") for role in roles if role.name in FAKED]
-    return [*(role for role in roles if role.name in real), *fakes]
+    return [_faked(role) for role in roles if role.name in ("fork_server", *real, *FAKED)]
+
+
+def _faked(role: Role) -> Role:
+    if role.preloads:
+        return dataclasses.replace(role, preloads=("tests.fakes.supervised",))
+    if role.name in FAKED:
+        after = ("fork_server", *role.after)
+        return dataclasses.replace(role, target="tests.fakes.supervised:run", after=after, forked=True)
+    return role
 
 
 def main() -> int:

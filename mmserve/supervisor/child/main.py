@@ -1,6 +1,6 @@
 """Main module of every server process: sets up title, log, signals, parent-death pipe and reports, then runs its role.
 
-Started by ``process.spawn``. The ChildSpec names the role's function.
+Started by ``spawn.Spawner``. The ChildSpec names the role's function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,10 +27,10 @@ from mmserve.ipc.arena import Arena
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.logs import log
 from mmserve.runtime.logs.exceptions import message_of
-from mmserve.runtime.memory.allocator import freeze_gc, importing, keep_freed_memory
-from mmserve.supervisor.child.protocol import Accepting, ChildSpec, Failed, Progress, Ready, Report, encode_report
+from mmserve.runtime.memory.allocator import importing, keep_freed_memory
+from mmserve.supervisor.child import fork_server
+from mmserve.supervisor.child.protocol import Accepting, ChildSpec, Failed, Reporter
 
-_PROGRESS_INTERVAL_S = 0.05
 logger = logging.getLogger("mmserve.supervisor.child")
 
 
@@ -51,44 +50,15 @@ def main() -> None:
 
 
 def _run_child(spec: ChildSpec) -> int:
-    keep_freed_memory()
-    setproctitle.setproctitle(f"mmserve: {spec.title}")
-    log.setup(spec.title, spec.deployment.config.log_level, spec.deployment.config.log_format)
-    _exit_with_parent(spec)
-    return _run_role(spec, _Reporter(spec.report_fd))
-
-
-class _Reporter:
-    """Writes reports to the supervisor, from any thread."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_inheritable(fd, False)
-        self._fd = fd
-        self._progress_s = 0.0
-        self.is_ready = False
-
-    def ready(self, details: dict[str, object]) -> None:
-        freeze_gc()
-        self.is_ready = True
-        self.send(Ready(details))
-
-    def progress(self, done: int, total: int, what: str) -> None:
-        """Rate-limited: sends at most one report per 50 ms, and the last."""
-        now = time.monotonic()
-        if done >= total or now - self._progress_s >= _PROGRESS_INTERVAL_S:
-            self._progress_s = now
-            self.send(Progress(done, total, "graphs" if what == "graphs" else "bytes"))
-
-    def send(self, report: Report) -> None:
-        # A write of one short line is atomic on a pipe. Without a supervisor the process ends by the parent-death pipe.
-        with suppress(BrokenPipeError):
-            os.write(self._fd, encode_report(report))
-
-
-def _run_role(spec: ChildSpec, reporter: _Reporter) -> int:
+    reporter = Reporter(spec.report_fd)
     try:
-        run = _resolve(spec.target)
-        run(_process(spec, reporter))
+        _set_up(spec)
+        if spec.preloads:
+            spec, reporter = fork_server.serve(spec, reporter)  # returns in each process that it forks
+            _install_signals()
+            _set_up(spec)
+        _exit_with_parent(spec)
+        _resolve(spec.target)(_process(spec, reporter))
     except StartupError as error:
         logger.debug("cannot start", exc_info=True)
         reporter.send(Failed(str(error)))
@@ -102,13 +72,19 @@ def _run_role(spec: ChildSpec, reporter: _Reporter) -> int:
     return 0
 
 
+def _set_up(spec: ChildSpec) -> None:
+    keep_freed_memory()
+    setproctitle.setproctitle(f"mmserve: {spec.title}")
+    log.setup(spec.title, spec.deployment.config.log_level, spec.deployment.config.log_format)
+
+
 def _resolve(target: str) -> Callable[[Process], None]:
     module, _, function = target.partition(":")
     with importing():
         return cast(Callable[[Process], None], getattr(importlib.import_module(module), function))
 
 
-def _process(spec: ChildSpec, reporter: _Reporter) -> Process:
+def _process(spec: ChildSpec, reporter: Reporter) -> Process:
     os.set_inheritable(spec.arena_fd, False)
     if spec.rendezvous_fd is not None:
         os.set_inheritable(spec.rendezvous_fd, False)

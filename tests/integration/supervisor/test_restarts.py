@@ -120,3 +120,45 @@ def test_a_successor_that_does_not_start_leaves_the_workers_as_they_are() -> Non
         server.signal(signal.SIGTERM)
         assert server.end() == 0
         assert "the successor of another worker, failed: no luck" in server.output
+
+
+def test_a_fork_server_that_dies_harms_none_of_those_it_has_forked() -> None:
+    with supervised() as server:
+        server.until_ready()
+        fork_server, router = server.process("fork_server"), server.process("router")
+        rest = [process for process in server.family() if process.pid != fork_server.pid]
+        server.phase(ready=True)
+        fork_server.kill()
+        assert server.successor("fork_server", fork_server.pid)
+        assert all(process.is_running() for process in rest)
+        router.kill()  # whose parent has ended
+        assert server.phase(ready=True, engine_epoch=1)
+        router = server.process("router")
+        router.kill()  # which the new one has forked
+        assert server.phase(ready=True, engine_epoch=2)
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert "router was killed by SIGKILL" in server.output
+
+
+def test_processes_start_without_a_fork_server_when_it_dies_with_them() -> None:
+    with supervised() as server:
+        server.until_ready()
+        server.phase(ready=True)
+        victims = [server.process(title) for title in ("fork_server", "router")]
+        server.popen.send_signal(signal.SIGSTOP)
+        for victim in victims:
+            victim.kill()
+        server.popen.send_signal(signal.SIGCONT)
+        assert server.phase(ready=True, engine_epoch=1)
+
+
+def test_a_suspended_fork_server_is_killed_when_a_process_must_start() -> None:
+    with supervised() as server:
+        server.until_ready()
+        server.phase(ready=True)
+        fork_server = server.process("fork_server")
+        fork_server.suspend()
+        server.process("router").kill()
+        assert server.phase(ready=True, engine_epoch=1)
+        assert server.successor("fork_server", fork_server.pid)

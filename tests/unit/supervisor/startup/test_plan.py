@@ -264,6 +264,7 @@ def test_topology_counts_and_titles(model: ModelSpec) -> None:
     deployment = _make(model, tp=2, http_workers=2, visual_workers=1)
     roles = topology(deployment)
     assert [member.title for member in members(roles)] == [
+        "fork_server",
         "metrics",
         "health",
         "cache_server",
