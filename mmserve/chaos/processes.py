@@ -75,7 +75,7 @@ class ServerProcesses:
                     connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
                     for connection in process.net_connections("tcp")
                 )
-                if listens and any(_title(child) for child in process.children()):
+                if listens and any(_title(child) for child in process.children(recursive=True)):
                     return cls(process)
         raise StartupError(
             f"no mmserve of this user listens on port {port} of this machine: a drill sends signals, so it must run "
@@ -84,7 +84,7 @@ class ServerProcesses:
 
     def titles(self) -> tuple[str, ...]:
         """Titles of the live processes without ``mmserve: ``, sorted."""
-        return tuple(sorted(title for child in self._supervisor.children() if (title := _title(child))))
+        return tuple(sorted(title for child in self._supervisor.children(recursive=True) if (title := _title(child))))
 
     def pss_nbytes(self) -> int:
         """Proportional set size of the supervisor and all its processes."""
@@ -151,13 +151,13 @@ class ServerProcesses:
 
     def _endpoints(self) -> Endpoints:
         """Of the server's run directory, which is where its processes listen."""
-        for child in self._supervisor.children():
+        for child in self._supervisor.children(recursive=True):
             for path in _listening_paths(child):
                 return Endpoints(Path(path).parent)
         raise StartupError("the server's processes listen nowhere")
 
     def _named(self, title: str) -> psutil.Process:
-        for child in self._supervisor.children():
+        for child in self._supervisor.children(recursive=True):
             if _title(child) == title:
                 return child
         raise psutil.NoSuchProcess(0, title)

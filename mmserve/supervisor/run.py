@@ -27,6 +27,7 @@ from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.child.spawn import InheritedFds, Spawner
 from mmserve.supervisor.inherited import arena_of, parent_death_pipe
 from mmserve.supervisor.node import supervise_node
+from mmserve.supervisor.orphans import adopt_orphans
 from mmserve.supervisor.progress import say
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.find_draft import find_draft
@@ -54,6 +55,7 @@ def serve(
     machine.open_standard_descriptors()
     log.setup("supervisor", config.log_level, config.log_format)
     machine.allow_descriptors()
+    adopt_orphans()
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model})")
     signal.signal(signal.SIGTERM, _interrupt)
     try:

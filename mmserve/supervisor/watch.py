@@ -1,4 +1,7 @@
-"""Turns signals, reports of children and exits of children into events, with one blocking wait on descriptors."""
+"""Turns signals, reports of children and exits of children into events, with one blocking wait on descriptors.
+
+Orphans that have ended are reaped on the way.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from types import TracebackType
 
 from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.protocol import Report
+from mmserve.supervisor.orphans import reap_orphans
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -90,6 +94,7 @@ class Watch:
                     events.append(Exited(key.data, key.data.cause))
         # Also one that arrived while ``select`` returned: an exit in the same moment is then no reason to start again.
         events.extend(map(Signalled, self._received()))
+        reap_orphans([child.pid for child in self._watched])
         return events
 
     def _read(self, child: Child) -> list[Event]:

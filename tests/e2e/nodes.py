@@ -53,7 +53,7 @@ class Nodes:
 
     def rank(self) -> psutil.Process:
         """Of node 1."""
-        titled = (child for child in self.node.children() if "rank 1" in " ".join(child.cmdline()))
+        titled = (child for child in self.node.children(recursive=True) if "rank 1" in " ".join(child.cmdline()))
         return next(titled)
 
     def restart(self) -> None:
@@ -62,8 +62,8 @@ class Nodes:
         self._node = self._start()
 
     def until_whole(self) -> None:
-        """Wait until the server answers and node 1 has its two processes."""
-        until(lambda: self.stack.answers and len(self.node.children()) == 2, timeout_s=60)
+        """Wait until the server answers and node 1 has its three processes."""
+        until(lambda: self.stack.answers and len(self.node.children(recursive=True)) == 3, timeout_s=60)
 
     def output(self) -> str:
         return (self._directory / "node").read_text()

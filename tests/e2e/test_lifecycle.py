@@ -40,8 +40,11 @@ def _gone(processes: list[psutil.Process], within_s: float = 15.0) -> bool:
     return not alive
 
 
+VICTIMS = ["router", "model_backend", "fork_server", "httpserver", "visualserver", "cache_server", "metrics"]
+
+
 @pytest.mark.faults
-@pytest.mark.parametrize("victim", ["router", "model_backend", "httpserver", "visualserver", "cache_server", "metrics"])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_streams_survive_a_killed_process(restarting_stack: Stack, victim: str) -> None:
     """The stream continues with the same text. A killed HTTP worker may break its own connections."""
     stack = restarting_stack

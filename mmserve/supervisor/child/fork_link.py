@@ -108,9 +108,10 @@ class ForkedProcess:
         if not poll.poll(timeout * 1000):
             raise subprocess.TimeoutExpired("mmserve", timeout)
         self._has_ended = True
-        self.returncode = self._link.returncode(self.pid)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)  # where orphans become this process's, as in a container
+        try:  # it is a child of this process if the fork server has ended
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        except ChildProcessError:
+            self.returncode = self._link.returncode(self.pid)
 
     def send_signal(self, sig: int) -> None:
         """Does nothing if the process has ended."""

@@ -123,7 +123,7 @@ class Child:
         if self._failure is not None:
             return f"failed: {self._failure.reason}"
         if code is None:
-            return "ended; the fork server, which would know how, had ended before"
+            return "ended, and the fork server did not say how"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}{_HINTS.get(-code, '')}"
         return f"ended unasked with code {code}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -13,7 +14,7 @@ from contextlib import closing
 import pytest
 
 from mmserve.supervisor.child import fork_link
-from mmserve.supervisor.child.fork_link import ForkLink
+from mmserve.supervisor.child.fork_link import ForkedProcess, ForkLink
 from mmserve.supervisor.child.fork_messages import Ended, Forked, ForkRequest, NotForked, Serving, receive, send
 
 REQUEST = ForkRequest(role="model_backend", index=1, incarnation=2, title="rank 1", target="module:run")
@@ -27,11 +28,14 @@ def link() -> Iterator[ForkLink]:
 
 @pytest.fixture
 def process() -> Iterator[tuple[int, int]]:
-    """A process's pid and pidfd."""
-    popen = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    yield popen.pid, os.pidfd_open(popen.pid)
-    popen.kill()
-    popen.wait()
+    """The pid and pidfd of a process that is not this one's child."""
+    script = f"{sys.executable} -c 'import signal; signal.pause()' >/dev/null & echo $!"
+    pid = int(subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True).stdout)
+    pidfd = os.pidfd_open(pid)
+    yield pid, pidfd
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    os.close(pidfd)
 
 
 def test_nothing_is_asked_of_a_fork_server_that_does_not_serve_yet(link: ForkLink) -> None:
@@ -55,7 +59,7 @@ def test_the_request_and_its_descriptors_arrive(link: ForkLink, process: tuple[i
     assert os.fstat(received[1][0]).st_rdev == os.stat(os.devnull).st_rdev
     assert forked[0].pid == pid
     assert link.returncode(77) == 1
-    for fd in (pidfd, forked[1], *received[1]):
+    for fd in (forked[1], *received[1]):
         os.close(fd)
 
 
@@ -77,8 +81,17 @@ def test_how_a_process_ended(link: ForkLink, process: tuple[int, int], says_so: 
     child.wait(10)
     assert child.returncode == (-signal.SIGKILL if says_so else None)
     child.send_signal(signal.SIGKILL)  # does nothing
-    for fd in (pidfd, own_pidfd):
-        os.close(fd)
+    os.close(own_pidfd)
+
+
+def test_how_a_process_ended_that_has_become_a_child_of_this_one(link: ForkLink) -> None:
+    popen = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    child = ForkedProcess(popen.pid, pidfd := os.pidfd_open(popen.pid), link)
+    link.theirs.close()
+    child.wait(60)
+    assert child.returncode == 3
+    os.close(pidfd)
+    popen.wait()  # forgets it
 
 
 def test_a_machine_without_room_for_a_process(link: ForkLink) -> None:

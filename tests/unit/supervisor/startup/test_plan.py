@@ -288,7 +288,7 @@ def test_ranks_are_divided_among_nodes(model: ModelSpec) -> None:
         "model_backend rank 1",
         "router",
     ]
-    assert titles[1] == ["node", "model_backend rank 2", "model_backend rank 3"]
+    assert titles[1] == ["fork_server", "node", "model_backend rank 2", "model_backend rank 3"]
     assert node.arena_nbytes < head.arena_nbytes
 
 
