@@ -318,9 +318,9 @@ def test_a_rank_starts_after_the_visual_servers_of_its_card(
     """Its KV cache takes what they leave. On a CPU, and beside a card of their own, nothing waits."""
     after = {role.name: role.after for role in topology(_make(model, GPU, tp=2, **options))}
     assert after["model_backend"] == ("fork_server", *(("visualserver",) if waits else ()))
-    assert {role.name: role.after for role in topology(_make(model))}["model_backend"] == ()
+    assert {role.name: role.after for role in topology(_make(model))}["model_backend"] == ("fork_server",)
     text_only = ModelSpec(family="llama", path=model.path, text=model.text)
-    assert {role.name: role.after for role in topology(_make(text_only, GPU))}["model_backend"] == ()
+    assert {role.name: role.after for role in topology(_make(text_only, GPU))}["model_backend"] == ("fork_server",)
 
 
 def test_an_encoder_needs_memory_for_neither_language_model_nor_kv_cache(model: ModelSpec) -> None:
