@@ -1,0 +1,80 @@
+"""A server whose pictures an encoder, a process of its own, encodes too: ``mmserve encoder``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from tests.e2e.stack import Stack, running
+from tests.fakes.cache import until
+from tests.fakes.ports import free_port
+from training.sample import Sample, samples
+
+CLIENTS = 24
+
+
+@contextlib.contextmanager
+def encoder(address: str, key: Path, output: Path) -> Iterator[psutil.Process]:
+    command = [sys.executable, "-m", "mmserve", "encoder", "--model", "llava", "--dtype", "float32", "--join", address]
+    options = ("--cluster-key-file", str(key), "--mm-cache-gb", "0.1")
+    with output.open("w") as log:
+        popen = subprocess.Popen([*command, *options], stdout=log, stderr=subprocess.STDOUT, env=os.environ)
+        try:
+            yield psutil.Process(popen.pid)
+        finally:
+            popen.terminate()
+            popen.wait()
+            print(output.read_text())
+
+
+def joins(output: Path) -> int:
+    """How often it has joined the server."""
+    return output.read_text().count("joined")
+
+
+async def _ask(client: openai.AsyncOpenAI, sample: Sample, salt: str) -> str:
+    """The salt makes the picture one that was never seen."""
+    reply = await client.chat.completions.create(
+        model="llava", messages=sample.messages, temperature=0, extra_body={"cache_salt": salt}
+    )
+    return reply.choices[0].message.content or ""
+
+
+async def _ask_all(stack: Stack, asked: list[Sample], salt: str) -> list[str]:
+    async with stack.async_client() as client:
+        return await asyncio.gather(*(_ask(client, sample, salt) for sample in asked))
+
+
+@pytest.mark.faults
+def test_nothing_is_lost_when_an_encoder_is_killed_under_load(tmp_path: Path) -> None:
+    asked = list(samples(CLIENTS, 550_101, kinds=("colour", "word")))
+    address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
+    with running("--encoders", address, "--cluster-key-file", str(key)) as stack:
+        alone = asyncio.run(_ask_all(stack, asked, "alone"))
+        with encoder(address, key, tmp_path / "output") as supervisor:
+            until(lambda: joins(tmp_path / "output") > 0, timeout_s=60)
+            assert asyncio.run(_ask_all(stack, asked, "with an encoder")) == alone
+            offloaded = stack.metric("mm_images_offloaded_total")
+            assert offloaded > 0
+
+            with ThreadPoolExecutor(1) as thread:
+                answers = thread.submit(asyncio.run, _ask_all(stack, asked, "killed"))
+                until(lambda: stack.metric("mm_images_offloaded_total") > offloaded or answers.done())
+                before = joins(tmp_path / "output")
+                for child in supervisor.children():
+                    child.kill()
+                assert answers.result() == alone
+            until(lambda: joins(tmp_path / "output") > before, timeout_s=60)
+            offloaded = stack.metric("mm_images_offloaded_total")
+            assert asyncio.run(_ask_all(stack, asked, "back")) == alone
+            assert stack.metric("mm_images_offloaded_total") > offloaded
