@@ -44,16 +44,12 @@ class Node:
         self._cluster = Cluster()
         self._listener: ReportListener | None = None
         with contextlib.ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mmserve-replica-")))
-            (directory / "secret").touch(mode=0o600)
-            (directory / "secret").write_text(secret)
+            secret_file = stack.enter_context(_file_in_memory(secret))
             host = host or _address()
             self._id = f"{socket.gethostname()}-{stack.enter_context(_place())}"
             self._reports = f"tcp://{host}:{_free_port(host)}"
             fixed = ("--host", host, "--port", "0", "--health-port", "0", "--reports-endpoint", self._reports)
-            server = stack.enter_context(
-                _server([*options, *fixed, "--front-secret-file", str(directory / "secret")], environment)
-            )
+            server = stack.enter_context(_server([*options, *fixed, "--front-secret-file", secret_file], environment))
             self._url = server.url
             self._stack = stack.pop_all()
         self._closing = threading.Event()
@@ -88,6 +84,17 @@ def _address() -> str:
     """Of this machine, as Ray knows it."""
     id = ray.get_runtime_context().get_node_id()
     return str(next(each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == id))
+
+
+@contextlib.contextmanager
+def _file_in_memory(content: str) -> Any:
+    """The name of a file that children of this process can read, and that is gone with it, however it ends."""
+    fd = os.memfd_create("front-secret")
+    try:
+        os.write(fd, content.encode())
+        yield f"/proc/{os.getpid()}/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
