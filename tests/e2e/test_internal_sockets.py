@@ -107,11 +107,9 @@ def _as_nobody() -> Iterator[None]:
         os.setgroups(groups)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_another_user_reaches_nothing_but_the_http_and_health_ports(default_stack: Stack, endpoints: Endpoints) -> None:
-    sockets = _sockets(endpoints)
-    assert len(sockets) >= 8
-    processes = [psutil.Process(default_stack.pid), *default_stack.processes()]
+def test_only_the_http_and_health_ports_have_no_file_with_permissions(stack: Stack) -> None:
+    """Also with several ranks."""
+    processes = [psutil.Process(stack.pid), *stack.processes()]
     listening = {
         connection.laddr
         for process in processes
@@ -126,7 +124,14 @@ def test_another_user_reaches_nothing_but_the_http_and_health_ports(default_stac
     ]
     assert abstract == [], "a socket without a file has no permissions"
     assert len(listening) == 2
-    assert urlparse(default_stack.url).port in {address.port for address in listening}
+    assert urlparse(stack.url).port in {address.port for address in listening}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_reaches_nothing_but_the_http_and_health_ports(default_stack: Stack, endpoints: Endpoints) -> None:
+    sockets = _sockets(endpoints)
+    assert len(sockets) >= 8
+    processes = [psutil.Process(default_stack.pid), *default_stack.processes()]
     with _as_nobody():
         for path in sockets:
             with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(PermissionError):
