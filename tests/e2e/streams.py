@@ -13,7 +13,7 @@ from training.sample import samples
 
 TEXT = [{"role": "user", "content": "What can you do?"}]
 PICTURES = [sample.messages for sample in itertools.islice(samples(2, 880_301, kinds=("colour", "word")), 2)]
-LONG = {"max_tokens": 100, "extra_body": {"ignore_eos": True}}
+LONG = {"max_tokens": 400, "extra_body": {"ignore_eos": True}}
 REQUESTS: list[dict[str, Any]] = [
     {"messages": TEXT, "temperature": 0, **LONG},
     {"messages": TEXT, "temperature": 0.9, "seed": 11, **LONG},
