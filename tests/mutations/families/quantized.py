@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutations.mutation import Family, Mutation
 
 _LAYERS = "model_backend/layers/quantized"
-_TESTS = ("checkpoint/quantization/test_read.py", "model_backend/platforms/cpu/test_checkpoint_linear.py")
+_TESTS = ("checkpoint/quantization/test_read.py", "model_backend/platforms/cpu/linear/test_checkpoint_linear.py")
 _WORDS = f"{_LAYERS}/packed_words.py"
 _GPTQ = f"{_LAYERS}/gptq.py"
 _COMPRESSED = f"{_LAYERS}/compressed.py"

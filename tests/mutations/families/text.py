@@ -7,22 +7,23 @@ from tests.mutations.mutation import Family, Mutation
 _ROPE_CONFIG = "checkpoint/config/rope_config.py"
 _ROTARY = "model_backend/layers/rotary.py"
 _ATTENTION = "model_backend/layers/attention.py"
+_HEAD_TURN = "model_backend/layers/head_turn.py"
 _DECODER = "model_backend/models/decoder.py"
 _SDPA = "model_backend/attention/sdpa.py"
 _PARITY = "model_backend/models/test_family_parity.py"
-_NORMS_AND_ROTATION = """\
-        if self.q_norm is not None and self.k_norm is not None:
-            self.q_norm.heads_(q)
-            self.k_norm.heads_(k)
-        if self.rope is not None:
-            self._rotate(heads, angles, self.rope)
+_NORMS = """\
+    if turn.q_norm is not None and turn.k_norm is not None:
+        ops.head_norm_(queries, turn.q_norm, turn.eps)
+        ops.head_norm_(keys, turn.k_norm, turn.eps)
 """
-_ROTATION_AND_NORMS = """\
-        if self.rope is not None:
-            self._rotate(heads, angles, self.rope)
-        if self.q_norm is not None and self.k_norm is not None:
-            self.q_norm.heads_(q)
-            self.k_norm.heads_(k)
+_ROTATION = """\
+    if turn.ropes is None or turn.cos is None or turn.sin is None:
+        return
+    parts = [(queries, turn.ropes.queries), (keys, turn.ropes.keys)]
+    if turn.ropes.queries == turn.ropes.keys:  # together where they turn alike
+        parts = [(heads[:, : num_heads + num_kv_heads], turn.ropes.keys)]
+    for part, row in parts:
+        ops.rotary_(part, turn.cos[row], turn.sin[row], turn.adjacent)
 """
 
 WINDOW_ONE_MORE = Mutation(
@@ -32,10 +33,10 @@ WINDOW_ONE_MORE = Mutation(
     "hidden |= positions < own - mask.window",
 )
 NORM_AFTER_ROTATION = Mutation(
-    "heads are normalized after they have turned", _ATTENTION, _NORMS_AND_ROTATION, _ROTATION_AND_NORMS
+    "heads are normalized after they have turned", _HEAD_TURN, _NORMS + _ROTATION, _ROTATION + _NORMS
 )
 KEYS_WITH_THE_QUERY_NORM = Mutation(
-    "keys have the norm of queries", _ATTENTION, "self.k_norm.heads_(k)", "self.q_norm.heads_(k)"
+    "keys have the norm of queries", _HEAD_TURN, "(keys, turn.k_norm, turn.eps)", "(keys, turn.q_norm, turn.eps)"
 )
 FEWER_EXPERTS = Mutation(
     "a token has one expert less",
