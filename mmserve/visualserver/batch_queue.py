@@ -191,9 +191,14 @@ class BatchQueue:
         self._tasks[image.item_id].in_flight = True
 
     def give_back(self, image: Image) -> None:
-        """The image was taken and is not encoded. It waits again, if a request still needs it."""
+        """The image was taken and is not encoded. It waits again, if a request still needs it: for a further permit if
+        that one's has no image left to start, as it may have ended."""
         task = self._tasks[image.item_id]
         task.in_flight = False
+        for pending in task.waiters.values():
+            if pending.has_permit and not self.permits.is_open(pending.permit_name):
+                pending.has_permit = False
+                pending.num_permits_before += 1
         if not task.waiters:
             del self._tasks[image.item_id]
 

@@ -19,6 +19,8 @@ class PendingRequest:
     started: bool = False
     """Some of its images were put into a batch under its permit."""
     has_permit: bool = False
+    num_permits_before: int = 0
+    """Permits that it had before this one, for other images."""
     started_s: float | None = None
     """When its first images went into a batch, and when that batch was decoded. Set by the pipeline, for its trace."""
     decoded_s: float | None = None
@@ -36,10 +38,11 @@ class PendingRequest:
 
     @property
     def permit_name(self) -> str:
-        """Name of its decode permit. Requests of the same sequence have different permits: the last one's may not have
-        ended yet."""
-        request = self.request
-        return f"{request.id}/{request.attempt}" + (f".{request.number}" if request.number else "")
+        """Name of its decode permit. Each has a name of its own, also those of requests of the same sequence: the last
+        one's may not have ended yet."""
+        request, before = self.request, self.num_permits_before
+        name = f"{request.id}/{request.attempt}" + (f".{request.number}" if request.number else "")
+        return f"{name}+{before}" if before else name
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,10 @@ class PermitHolders:
         """The permit was granted."""
         self._decoding[name] = set()
 
+    def is_open(self, name: str) -> bool:
+        """True if further images may start under the permit."""
+        return name in self._decoding and name not in self._closed
+
     def decode(self, name: str, item_ids: Iterable[int]) -> None:
         """These images start to be decoded under the permit."""
         self._decoding[name].update(item_ids)

@@ -57,6 +57,37 @@ def test_images_of_a_promised_request_are_covered_by_its_permit() -> None:
     assert _candidates(queue) == [("c", 1)]
 
 
+def test_an_image_that_another_machine_gives_back_after_its_permit_has_ended_needs_a_new_one() -> None:
+    queue = BatchQueue(4)
+    _add(queue, a=(1, 2))
+    _, away = (waiting.image for waiting in queue.waiting_images(9))
+    queue.take(away)
+    assert _grant_all(queue) == ["a"]
+    batch = queue.next_batch()
+    assert batch is not None
+    assert _ids(batch) == [1]
+    queue.permits.decoded(item_ids(batch.images))
+    (ended,) = queue.permits.take_ended()
+    queue.give_back(away)
+    assert queue.next_batch() is None, "nothing is decoded without a permit"
+    (candidate,) = queue.permit_candidates()
+    assert candidate.nbytes == PIXELS_NBYTES
+    assert candidate.permit_request.name != ended, "its release may reach the cache server later"
+    queue.grant(candidate.pending)
+    assert _ids(queue.next_batch()) == [2]
+
+
+def test_an_image_that_another_machine_gives_back_is_decoded_under_a_permit_that_is_open() -> None:
+    queue = BatchQueue(4)
+    _add(queue, a=(1,))
+    (waiting,) = queue.waiting_images(9)
+    (candidate,) = queue.permit_candidates()
+    queue.take(waiting.image)
+    queue.grant(candidate.pending)
+    queue.give_back(waiting.image)
+    assert _ids(queue.next_batch()) == [1]
+
+
 class RandomPipeline:
     """A queue and random calls as the pipeline makes them."""
 
