@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -57,7 +58,7 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="enco
 
     job: int
     processing: Processing
-    nbytes: int
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
     digest: bytes
 
 
@@ -65,7 +66,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="resu
     """From an encoder; the embedding rows, in the deployment's dtype, are the payload."""
 
     job: int
-    nbytes: int
+    nbytes: Annotated[int, msgspec.Meta(ge=0)]
     digest: bytes
     here_s: float
     """From the picture's last byte to this message."""

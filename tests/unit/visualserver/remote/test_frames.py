@@ -49,6 +49,13 @@ def test_what_was_changed_repeated_left_out_or_sent_by_others_is_refused() -> No
         Direction(b"k").message(*changed)
 
 
+@pytest.mark.parametrize("announced", [-1, -(1 << 40)])
+def test_a_payload_of_fewer_than_no_bytes_ends_the_connection(announced: int) -> None:
+    frame = Direction(b"k").frame(Encode(job=1, processing=Processing(), nbytes=announced, digest=b""))
+    with pytest.raises(BrokenEncoderLink):
+        Direction(b"k").message(*parts(frame))
+
+
 def test_a_long_message_is_refused_before_it_is_read() -> None:
     with pytest.raises(BrokenEncoderLink):
         message_nbytes(LENGTH.pack(1 << 30))
