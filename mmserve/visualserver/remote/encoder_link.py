@@ -115,7 +115,8 @@ class EncoderLink:
         self._stream.close()
 
     async def receive(self) -> None:
-        """Take results until the connection ends. Raises BrokenEncoderLink; all waiting ``encode`` calls raise too."""
+        """Take results until the connection ends. Raises BrokenEncoderLink; all waiting ``encode`` calls raise too.
+        Nobody sends any more then, so the socket may be closed."""
         try:
             while True:
                 message = await self._stream.message(self._incoming)
@@ -126,8 +127,11 @@ class EncoderLink:
                 elif not isinstance(message, Ping):
                     raise BrokenEncoderLink(f"a {type(message).__name__} at the wrong time")
         finally:
+            self.close()  # ends a send that waits
             for number in list(self._jobs):
                 self._fail(number, "the encoder has gone")
+            async with self._writing:
+                pass
 
     async def _take(self, result: Result) -> None:
         job = self._jobs.get(result.job)
