@@ -153,7 +153,8 @@ class EncoderLink:
                 await self._stream.skip(result.nbytes)
             self._fail(result.job, str(error))
             return
-        self._pace.encoded(result.compute_s)
+        if result.compute_s:  # else it had the rows
+            self._pace.encoded(result.compute_s)
         elapsed_s = time.monotonic() - job.sent_s - result.here_s
         self._pace.transferred(result.nbytes + job.image.data.nbytes, elapsed_s)
         if not job.done.done():

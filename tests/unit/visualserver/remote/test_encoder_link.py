@@ -13,7 +13,7 @@ from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.media import Handle
 from mmserve.visualserver.images import Image
 from mmserve.visualserver.remote.encoder_link import EncoderLink, NotEncoded
-from mmserve.visualserver.remote.frames import LENGTH, BrokenEncoderLink, Direction, Hello, Session
+from mmserve.visualserver.remote.frames import LENGTH, BrokenEncoderLink, Direction, Hello, Result, Session, digest
 from mmserve.visualserver.remote.streams import AsyncStream
 
 SESSION = Session.of(b"secret", b"n1", b"n2")
@@ -55,5 +55,27 @@ def test_a_picture_that_is_being_sent_when_the_link_ends_does_not_wait(arena: Ar
             assert encoding.done(), "it would use the descriptor that is closed now"
             with pytest.raises(NotEncoded):
                 await encoding
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(("compute_s", "image_s"), [(0.0, None), (0.5, 0.5)])
+def test_rows_that_an_encoder_had_say_nothing_of_its_pace(
+    arena: Arena, compute_s: float, image_s: float | None
+) -> None:
+    async def play() -> None:
+        here, there = socket.socketpair()
+        with here, there:
+            link = link_over(here, arena)
+            receiving = asyncio.create_task(link.receive())
+            rows = bytes(ROWS_NBYTES)
+            result = Result(job=1, nbytes=len(rows), digest=digest(rows), here_s=0.0, compute_s=compute_s)
+            encoding = asyncio.create_task(link.encode(place_image(arena, 10)))
+            await asyncio.sleep(0)  # it has its number
+            there.send(Direction(SESSION.to_listener).frame(result) + rows)
+            await encoding
+            assert link.candidate().pace.image_s == image_s
+            link.close()
+            await asyncio.gather(receiving, return_exceptions=True)
 
     asyncio.run(play())
