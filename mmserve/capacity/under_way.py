@@ -38,5 +38,7 @@ def lowered(config: Config, model: ModelSpec, arena_nbytes: int, room_nbytes: in
     share = min(1.0, max(0.0, spare_mb / (now_mb - least_mb))) if now_mb > least_mb else 0.0
     if share == 1:
         return config
-    lower = {name: float(math.floor(least + share * (now - least))) for name, (now, least) in open_ones.items()}
+    lower = {
+        name: max(least, float(math.floor(least + share * (now - least)))) for name, (now, least) in open_ones.items()
+    }
     return msgspec.structs.replace(config, **lower)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from mmserve.capacity.estimate import Estimate, estimate
 from mmserve.capacity.hardware import GPU_NAMES, Hardware, gpu, read_rate
 from mmserve.capacity.model_facts import ModelFacts
+from mmserve.capacity.under_way import lowered
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, MoeSpec, TextSpec
 from mmserve.config.config import Config
 from mmserve.supervisor.startup.weight_memory import PartBytes
@@ -137,6 +138,12 @@ def test_in_any_memory_the_proposed_options_fit_together(gib: float) -> None:
         assert not budgets, "the defaults fit"
     else:
         assert sum(budgets) * (1 << 20) == found.traffic_bytes
+
+
+@pytest.mark.parametrize("max_body_mb", [0.5, 64.5])
+def test_the_lowest_budgets_hold_the_largest_body(max_body_mb: float) -> None:
+    lowest = lowered(Config(max_body_mb=max_body_mb), VISION, GIB, 0)
+    assert (lowest.body_budget_mb, lowest.fetch_budget_mb) == (max_body_mb, max_body_mb)
 
 
 def test_budgets_that_were_asked_for_stay_and_a_given_cache_goes_before_the_others() -> None:
