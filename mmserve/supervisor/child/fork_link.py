@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -63,6 +64,10 @@ class ForkLink:
             match received:
                 case Forked(pid), [pidfd]:
                     return ForkedProcess(pid, pidfd, self), pidfd
+                case Forked(pid), _:  # no descriptor was left for the pidfd: nobody could watch the process
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 case NotForked(code), _:
                     raise OSError(code, os.strerror(code))
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -100,6 +101,15 @@ def test_a_machine_without_room_for_a_process(link: ForkLink) -> None:
     with pytest.raises(BlockingIOError) as raised:
         link.fork(REQUEST, ())
     assert raised.value.errno == errno.EAGAIN
+
+
+def test_a_process_is_ended_if_no_descriptor_is_left_to_watch_it(link: ForkLink, process: tuple[int, int]) -> None:
+    pid, pidfd = process
+    send(link.theirs, Serving())
+    send(link.theirs, Forked(pid))  # what arrives then
+    with pytest.raises(OSError, match="open files"):
+        link.fork(REQUEST, ())
+    assert select.select([pidfd], [], [], 10)[0], "it runs on"
 
 
 def test_a_fork_server_that_has_ended(link: ForkLink) -> None:
