@@ -31,8 +31,7 @@ class Worker:
         self._decode, self._tower, self._dtype, self._cache = decode, tower, dtype, cache
 
     def encode(self, jobs: Sequence[Job]) -> None:
-        """Answer each of them. Pictures that come twice are encoded once. Raises the tower's error if the device is
-        lost."""
+        """Answer each of them, from the cache if it has the rows. Raises the tower's error if the device is lost."""
         started_s = time.monotonic()
         views: dict[int, ViewTensors] = {}
         for index, job in enumerate(jobs):
@@ -74,7 +73,8 @@ class Worker:
 
     def _bytes(self, rows: torch.Tensor) -> memoryview | None:
         """As the arena holds them. None if not all numbers are finite."""
-        rows = rows.to(self._dtype)
+        # A copy: the rows of a batch may be parts of one tensor, which would be kept as long as one of them.
+        rows = rows.to(self._dtype, copy=True)
         if not rows.sum(dtype=torch.float32).isfinite():
             return None
         return rows.cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data

@@ -75,6 +75,15 @@ def test_rows_are_computed_once() -> None:
     assert len(asker.answers[1][1]) == 12
 
 
+def test_rows_that_are_kept_are_no_part_of_what_the_tower_has_returned() -> None:
+    asker, both = Asker(), torch.ones(4, 3)
+    worker = Worker(decode, lambda pictures: list(both.split(2)), torch.float32, RowsCache(1000))
+    worker.encode([asker.job(1, 5), asker.job(2, 6)])
+    both.zero_()
+    worker.encode([asker.job(3, 5)])
+    assert np.frombuffer(asker.answers[3][1], np.float32).tolist() == [1.0] * 6
+
+
 def test_the_cache_keeps_the_rows_used_last() -> None:
     cache = RowsCache(10)
     keys = [(bytes([number]), Processing()) for number in range(4)]
