@@ -69,6 +69,8 @@ class Dialer:
         self._take, self._welcome, self._refused = take, welcome, refused
         self._closed = threading.Event()
         self._stream: Stream | None = None
+        self._waits = False
+        """True from the first failure, which is logged, until it has joined again."""
         threading.Thread(target=self._run, name=f"encoder-{address.port}", daemon=True).start()
 
     def close(self) -> None:
@@ -78,20 +80,18 @@ class Dialer:
             stream.close()
 
     def _run(self) -> None:
-        waits = False
         while not self._closed.is_set():
             try:
                 with socket.create_connection(self._address, self._timeout_s) as sock:
-                    waits = False
                     self._stream = Stream(sock, self._timeout_s)
                     self._talk(self._stream)
             except StartupError as error:
                 self._refused(error)
                 return
             except (OSError, BrokenEncoderLink) as error:
-                if not waits and not self._closed.is_set():
+                if not self._waits and not self._closed.is_set():
                     logger.warning("no connection to %s:%d, trying again: %s", *self._address, error)
-                waits = True
+                self._waits = True
             self._closed.wait(_RETRY_S)
 
     def _talk(self, stream: Stream) -> None:
@@ -103,6 +103,7 @@ class Dialer:
             raise StartupError(f"{self._address.host}:{self._address.port}: {message.reason}")
         if not isinstance(message, Welcome):
             raise BrokenEncoderLink(f"a {type(message).__name__} at the wrong time")
+        self._waits = False
         logger.info("joined %s:%d", *self._address)
         self._welcome(message.visual_servers)
         _Connection(stream, incoming, outgoing, self._hello, self._timeout_s).serve(self._take)

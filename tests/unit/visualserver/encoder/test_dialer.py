@@ -1,0 +1,29 @@
+"""An encoder's connection, with a visual server that is played here."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import closing
+
+import pytest
+
+from mmserve.config.node_options import Address
+from mmserve.visualserver.encoder import dialer
+from mmserve.visualserver.encoder.dialer import Dialer
+from mmserve.visualserver.remote.frames import Hello
+
+HELLO = Hello(name="encoder", facts={}, credit=1, slots=1)
+
+
+def test_a_server_that_lets_it_in_no_more_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dialer, "_RETRY_S", 0.001)
+    with socket.create_server(("127.0.0.1", 0)) as listener, caplog.at_level(logging.WARNING):
+        listener.settimeout(30)
+        address = Address(*listener.getsockname())
+        with closing(Dialer(address, b"s", HELLO, 5.0, lambda _: None, lambda _: None, lambda _: None)):
+            for _ in range(5):
+                listener.accept()[0].close()
+    assert len(caplog.records) == 1
