@@ -53,6 +53,7 @@ class StatusPublisher:
     """Sends to every HTTP worker, the health server, the router and visual servers; counts restarts in the metrics."""
 
     def __init__(self, endpoints: Endpoints, visual_workers: int) -> None:
+        self._endpoints = endpoints
         self._http = HttpLinks(endpoints)
         self._health: Sender[HealthInbound] = Sender(endpoints.health, HealthInbound)
         self._metrics = MetricsClient(endpoints, "supervisor")
@@ -94,6 +95,8 @@ class StatusPublisher:
         """Count the restart. The sequences of an HTTP worker are ended in the router and the visual servers."""
         if member.role.listens == "http":
             self._http.drop(member.index)
+            # With it there, the requests of all workers would count as missing: it may have no successor.
+            self._endpoints.requests_http(member.index).unlink(missing_ok=True)
             died = WorkerDied(worker=member.index, died_s=time.monotonic())
             for sender in self._engine:
                 sender.send(died)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from contextlib import closing
 from pathlib import Path
@@ -46,3 +47,13 @@ def test_router_and_visual_servers_are_told_of_an_http_worker_that_died(tmp_path
             assert isinstance(message, WorkerDied)
             assert message.worker == 1
             assert before_s <= message.died_s <= time.monotonic()
+
+
+def test_the_page_of_an_http_worker_that_died_is_asked_no_more(tmp_path: Path) -> None:
+    endpoints, worker = Endpoints(tmp_path), Role("httpserver", "", count=2, listens="http")
+    for index in range(2):
+        with socket.socket(socket.AF_UNIX) as page:  # nobody listens any more, and the file stays
+            page.bind(str(endpoints.requests_http(index)))
+    with closing(StatusPublisher(endpoints, visual_workers=0)) as publisher:
+        publisher.died(Member(worker, 1))
+    assert [endpoints.requests_http(index).exists() for index in range(2)] == [True, False]
