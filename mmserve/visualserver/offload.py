@@ -50,7 +50,7 @@ class Offload:
         self._calls.shutdown(wait=False, cancel_futures=True)
 
     def encoded_here(self, num_images: int, seconds: float) -> None:
-        """This machine has decoded and encoded so many pictures in this time."""
+        """The tower of this machine has encoded so many pictures in this time. They were decoded beside it."""
         if num_images:
             self._here.encoded(seconds / num_images)
 
