@@ -56,6 +56,7 @@ class Offload:
 
     def start(self) -> None:
         """Send what should be sent now. Call it after each change of the queue."""
+        self._end_leases()
         if not (links := self._encoders.links):
             return
         ahead = self._queue.num_in_flight - len(self._running)
@@ -68,8 +69,13 @@ class Offload:
             self._queue.take(image)
             task = asyncio.create_task(self._encode(image, link.place(image.data.nbytes)))
             self._running[image.item_id] = task
-        if self._stay:
-            self._stay &= self._queue.item_ids
+
+    def _end_leases(self) -> None:
+        """Of pictures that came back and have left the queue: if nobody needed them any more, no other work on them
+        has ended the cache server's lease."""
+        if self._stay and (done := self._stay - self._queue.item_ids):
+            self._stay -= done
+            self._calls.submit(reported, self._cache, dict.fromkeys(done, LOST))
 
     def _choose(self, waiting: WaitingImage, links: list[EncoderLink], ahead: int) -> EncoderLink | None:
         image = waiting.image
