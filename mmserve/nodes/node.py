@@ -72,7 +72,7 @@ class NodeLink:
             self._heartbeat.beat(busy=False)
 
     def _say(self, data: bytes) -> None:
-        """Dropped while there is no connection: the next one asks again, or this process ends."""
+        """Without a connection it waits for the next one."""
         try:
             self._secure.socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
