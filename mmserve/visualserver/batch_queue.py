@@ -233,6 +233,7 @@ class BatchQueue:
         if pending.missing:
             return message
         self._remove(request.id)
+        self.permits.close(pending.permit_name)  # other machines may have encoded all before one was started here
         return msgspec.structs.replace(message, stage_times=pending.stage_times(now_s))
 
     def _remove(self, request_id: str) -> PendingRequest:

@@ -88,6 +88,18 @@ def test_an_image_that_another_machine_gives_back_is_decoded_under_a_permit_that
     assert _ids(queue.next_batch()) == [1]
 
 
+def test_a_permit_ends_if_another_machine_has_encoded_all_images_before_one_is_started_under_it() -> None:
+    queue = BatchQueue(4)
+    _add(queue, a=(1,))
+    (waiting,) = queue.waiting_images(9)
+    (candidate,) = queue.permit_candidates()
+    queue.take(waiting.image)
+    queue.grant(candidate.pending)
+    assert queue.finish({1: ENCODED}, 1.0) != []
+    assert queue.permits.take_ended() == [candidate.permit_request.name]
+    assert queue.permits.all_closed, "else no promised request starts"
+
+
 class RandomPipeline:
     """A queue and random calls as the pipeline makes them."""
 
