@@ -47,6 +47,8 @@ class InFlight:
     """On rank 0, one for each forward pass that computed something wanted of prompts."""
     forced: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(slot, tokens that must follow the sampled one), on rank 0."""
+    end: HostCopy | None = None
+    """Of nothing, issued behind the steps where none samples, so that there is something to wait for."""
     proposals: list[Proposal] = field(default_factory=list)
     """For the steps that asked for a draft of the draft model."""
     num_draft_rows: int = 0
@@ -64,6 +66,8 @@ class InFlight:
             rows.tokens.wait()
         for results in self.prompts:
             results.wait()
+        if self.end is not None:
+            self.end.wait()
 
     def add_failure(self, slot: int, message: str) -> None:
         """The slot's sequence could not be computed."""

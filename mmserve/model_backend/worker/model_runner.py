@@ -139,10 +139,10 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> InFlight:
         """Apply the plan's changes and issue its steps, without waiting for the result of an earlier plan.
 
-        Steps read tokens that earlier plans sampled from ``last_token`` on the device. Three exceptions read the
+        Steps read tokens that earlier plans sampled from ``last_token`` on the device. Four exceptions read the
         device: a step with images waits for its copies; a step whose logits processors count tokens, and a plan that
-        brings tokens or drafts, wait until the tokens of earlier plans are known. Plans must be collected in the order
-        in which they were launched.
+        brings tokens or drafts, wait until the tokens of earlier plans are known; with several ranks a step waits for
+        its own tokens. Plans must be collected in the order in which they were launched.
         """
         in_flight = InFlight(plan.step_id, time.perf_counter())
         if any(step.token_ids or step.draft or step.num_proposed for step in plan.steps):
@@ -156,12 +156,15 @@ class ModelRunner:
         if steps := [step for step in plan.steps if step.slot not in refused]:
             self._launch_steps(self._proposals.fill_in(steps, in_flight), in_flight)
             self._proposals.verified(in_flight)
+            if not in_flight.sampled:
+                in_flight.end = self._transfers.to_host(self._sampling.last_token[:0])
         self._sampling.launched(in_flight)
         return in_flight
 
     @torch.inference_mode()
     def collect(self, in_flight: InFlight) -> StepResult:
         """Wait for a launched plan and return its result. The oldest uncollected plan comes first."""
+        in_flight.wait()
         self._sampling.collect(in_flight)
         now_s = time.perf_counter()
         # A plan that was launched ahead began when the one before it was done.

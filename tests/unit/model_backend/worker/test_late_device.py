@@ -85,6 +85,18 @@ def test_launches_wait_for_nothing(directory: Path, device: LateDevice, kind: st
     assert [len(runner.collect(each).tokens) for each in in_flight[1:]] == [2] * 3
 
 
+def test_a_plan_that_samples_nothing_is_waited_for(directory: Path, device: LateDevice) -> None:
+    """Else its time were that of the launch alone, and a long prompt would be launched whole."""
+    runner = late_runner(directory, device)
+    first = made("greedy")[0]
+    plan = replace(first, steps=tuple(replace(step, sample=False) for step in first.steps))
+    in_flight = runner.launch(plan)
+    assert device.num_queued > 0
+    in_flight.wait()
+    assert device.num_queued == 0
+    assert runner.collect(in_flight).tokens == ()
+
+
 @pytest.mark.parametrize("kind", ["penalties", "min_tokens", "bad_words", "grammar"])
 def test_what_depends_on_tokens_waits_for_the_plan_before_alone(directory: Path, device: LateDevice, kind: str) -> None:
     runner = late_runner(directory, device)
