@@ -48,7 +48,11 @@ class CudaCapture:
         torch.cuda.synchronize(self._device)
         gc.collect()  # what is freed within a capture ends it
         graph = torch.cuda.CUDAGraph()
-        # Other threads of this process copy to the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        # Other threads of this process copy to the GPU meanwhile. Torch leaves the stream of a capture that fails the
+        # current one: the outer ``with`` does not.
+        with (
+            torch.cuda.stream(self._stream),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
             output = work()
         return Captured(graph.replay, output)
