@@ -153,7 +153,10 @@ def at_file(path: Path, size: int, directory: Path) -> Meeting:
 
 @contextmanager
 def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) -> Iterator[TpGroup]:
-    """Connect the ranks; disconnect them at the end. One rank alone needs no meeting."""
+    """Connect the ranks; disconnect them at the end. One rank alone needs no meeting.
+
+    A GPU is the calling thread's own (``Platform.use_in_thread``).
+    """
     if size == 1:
         yield TpGroup()
         return
@@ -166,8 +169,6 @@ def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) ->
     if meeting.num_here is not None:
         on_host = _any_on_host(on_host, rank, size, meeting.store)
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = meeting.interface
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     dist.init_process_group(
         "gloo" if on_host else "nccl",
         store=meeting.store,

@@ -40,6 +40,7 @@ def run(process: Process) -> None:
         kernel_level=deployment.config.kernel_level,
         attention=deployment.config.attention_backend,
     )
+    platform.use_in_thread()
     platform.place(here, among)
     platform.set_threads(deployment.cpu_threads // among)
     with ExitStack() as stack:
@@ -80,7 +81,8 @@ def run(process: Process) -> None:
         computing = partial(_computing, long_steps, busy_ranks, here, deployment.cpu_threads // among)
         send: Send = outbox.send if rank == 0 else _unsent
         if platform.transfers().late:
-            serve(inbox, stack.enter_context(PlansAhead(runner, send, computing)), heartbeat, sent_rows)
+            ahead = PlansAhead(runner, send, computing, platform.use_in_thread)
+            serve(inbox, stack.enter_context(ahead), heartbeat, sent_rows)
         else:
             serve(inbox, PlansAtOnce(runner, send, computing), heartbeat, sent_rows)
 

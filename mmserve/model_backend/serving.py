@@ -58,11 +58,18 @@ class PlansAtOnce:
 class PlansAhead:
     """See ``Plans``. ``with``: the thread that collects runs inside the block.
 
-    Only waiting for the device is done by both threads at a time: the runner is used under a lock.
+    Only waiting for the device is done by both threads at a time: the runner is used under a lock. ``begin``: what that
+    thread does first.
     """
 
-    def __init__(self, runner: ModelRunner, send: Send, computing: Computing = nullcontext) -> None:
-        self._runner, self._send, self._computing = runner, send, computing
+    def __init__(
+        self,
+        runner: ModelRunner,
+        send: Send,
+        computing: Computing = nullcontext,
+        begin: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._runner, self._send, self._computing, self._begin = runner, send, computing, begin
         self._lock = threading.Lock()
         self._launched: SimpleQueue[tuple[StepPlan, InFlight] | None] = SimpleQueue()
         self._num_collected = 0
@@ -89,6 +96,7 @@ class PlansAhead:
 
     def _run(self) -> None:
         try:
+            self._begin()
             while (launched := self._launched.get()) is not None:
                 self._collect(*launched)
         except Exception as error:  # the boundary of the thread: the main thread raises it again and ends the process

@@ -172,6 +172,13 @@ class Platform(Protocol):
         """In one of ``size`` ranks, before it loads: compute on its part of the CPU, and keep its memory there."""
         ...
 
+    def use_in_thread(self) -> None:
+        """Make the device that of the calling thread: first in each thread of a rank that waits for it or uses it.
+
+        CUDA would else take memory of GPU 0 for calls that name no device.
+        """
+        ...
+
     def set_threads(self, count: int) -> None:
         """Compute with ``count`` threads, at least one."""
         ...

@@ -251,6 +251,9 @@ class TorchPlatform:
     def place(self, rank: int, size: int) -> None:
         pass
 
+    def use_in_thread(self) -> None:
+        pass
+
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(max(1, count))
 

@@ -142,6 +142,17 @@ def test_a_rank_is_busy_while_its_device_computes() -> None:
     assert fakes.beats == [(True, True), (True, False), (True, False), (False, True), (False, False)]
 
 
+def test_the_thread_that_collects_begins_with_the_device() -> None:
+    """What it waits for is on the rank's own GPU, and a new thread's GPU is the first one."""
+    fakes: Any = Fakes()
+    threads = []
+    with PlansAhead(fakes, fakes.send, begin=lambda: threads.append(threading.current_thread().name)) as plans:
+        plans.compute(plan(1))
+        fakes.launched[0].computed.set()
+    assert threads == ["results"]
+    assert fakes.collected == [1]
+
+
 def test_an_error_of_the_device_ends_the_rank() -> None:
     fakes: Any = Fakes()
     fakes.fails_at = 1

@@ -136,6 +136,9 @@ class CudaPlatform(TorchPlatform):
         most = torch.cuda.memory_reserved(self.device) + _MORE_FOR_IMAGES_NBYTES
         torch.cuda.set_per_process_memory_fraction(min(1.0, most / self.device_memory().total_nbytes), self.device)
 
+    def use_in_thread(self) -> None:
+        torch.cuda.set_device(self.device)
+
     def pin(self, arena: Arena) -> None:
         pin(arena, self.device)
 
