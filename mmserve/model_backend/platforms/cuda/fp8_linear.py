@@ -111,15 +111,16 @@ class Fp8Linear:
 
 
 @lru_cache
-def check_fp8(device: torch.device) -> None:
-    """Raises StartupError if this GPU does not compute what torch does in float64, with a random matrix."""
+def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises StartupError if this GPU does not compute what torch does in float64, with a random matrix.
+
+    ``dtype``: of the result. Not every GPU has all.
+    """
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(rows, 256, generator=generator) for rows in (33, 64))
     try:
-        found = scaled_product(
-            quantized_in_one_launch(x.to(device, torch.bfloat16)), quantized(weight.to(device)), torch.bfloat16
-        )
-    except (RuntimeError, OSError, triton.TritonError) as error:
+        found = scaled_product(quantized_in_one_launch(x.to(device, dtype)), quantized(weight.to(device)), dtype)
+    except (RuntimeError, ValueError, OSError, triton.TritonError) as error:  # torch's own checks raise ValueError
         reason = shortened(" ".join(str(error).split()), 200)
         raise StartupError(f"--quantization fp8 does not work on this GPU ({reason}); leave it out") from error
     exact = x.double() @ weight.double().T

@@ -61,7 +61,7 @@ class CudaPlatform(TorchPlatform):
             return super().linear_method(quantization, shape)
         from mmserve.model_backend.platforms.cuda.fp8_linear import Fp8Linear, check_fp8
 
-        check_fp8(self.device)
+        check_fp8(self.device, self.dtype)
         return Fp8Linear(shape, self.dtype, self.device) if Fp8Linear.supports(shape) else self._plain(shape)
 
     def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:

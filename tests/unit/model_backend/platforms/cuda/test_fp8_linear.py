@@ -112,15 +112,33 @@ def test_a_gpu_that_cannot_or_computes_something_else_is_refused(monkeypatch: py
         check_fp8.cache_clear()
         monkeypatch.setattr(fp8_linear, "scaled_product", product)
         with pytest.raises(StartupError, match=f"--quantization fp8.*{reason}"):
-            check_fp8(CPU)
+            check_fp8(CPU, torch.bfloat16)
     check_fp8.cache_clear()
     monkeypatch.setattr(fp8_linear, "scaled_product", exact_product)
-    check_fp8(CPU)
+    check_fp8(CPU, torch.bfloat16)
+    check_fp8.cache_clear()
+
+
+def test_a_gpu_that_has_no_products_of_the_models_dtype_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``torch._scaled_mm`` on most GPUs, with a scale for each row."""
+
+    def product(x: Rows, weight: Rows, dtype: torch.dtype) -> torch.Tensor:
+        if dtype is torch.float32:
+            raise ValueError("Only bf16 and fp16 high precision output types are supported")
+        return exact_product(x, weight, dtype)
+
+    monkeypatch.setattr(fp8_linear, "quantized_in_one_launch", quantized)
+    monkeypatch.setattr(fp8_linear, "scaled_product", product)
+    check_fp8.cache_clear()
+    shape = LinearShape.full(48, 64)
+    assert isinstance(CudaPlatform(CPU, torch.float16).linear_method("fp8", shape), Fp8Linear)
+    with pytest.raises(StartupError, match=r"--quantization fp8.*Only bf16 and fp16"):
+        CudaPlatform(CPU, torch.float32).linear_method("fp8", shape)
     check_fp8.cache_clear()
 
 
 def test_a_gpu_converts_the_layers_alone_and_refuses_formats_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8_linear, "check_fp8", lambda device: None)
+    monkeypatch.setattr(fp8_linear, "check_fp8", lambda device, dtype: None)
     platform, shape = CudaPlatform(CPU, torch.bfloat16), LinearShape.full(48, 64)
     assert isinstance(platform.linear_method("fp8", shape), Fp8Linear)
     assert isinstance(platform.linear_method("fp8", LinearShape.full(40, 64)), PlainLinear)
