@@ -118,15 +118,21 @@ class CodedLinear:
 
 
 @lru_cache
-def check_coded(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises StartupError if this GPU does not compute what float64 gives, with random codes."""
+def check_coded(device: torch.device, dtype: torch.dtype, *, float8: bool) -> None:
+    """Raises StartupError if this GPU does not compute what float64 gives, with random codes.
+
+    ``float8``: they are FP8 numbers, which GPUs before 8.9 do not read; else whole numbers.
+    """
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(16, (96, 128), generator=generator, dtype=torch.uint8)
     zeros = torch.randint(16, (96, 4), generator=generator, dtype=torch.int16)
     scales, x = torch.rand(96, 4, generator=generator), torch.randn(5, 128, generator=generator).to(dtype)
-    weight = ((codes.view(96, 4, 32) - zeros[..., None]) * scales[..., None].double()).flatten(1)
+    numbers = codes.float()
+    if float8:
+        codes, zeros = numbers.to(torch.float8_e4m3fn).view(torch.uint8), torch.zeros_like(zeros)
+    weight = ((numbers.view(96, 4, 32) - zeros[..., None]) * scales[..., None].double()).flatten(1)
     try:
-        matrix = QuantizedMatrix(codes, scales, zeros, 32, 4)
+        matrix = QuantizedMatrix(codes, scales, zeros, 32, 8 if float8 else 4, is_float8=float8)
         found = CodedWeights.of(matrix, device, "a test").product(x.to(device)).cpu().double()
     except (RuntimeError, OSError, triton.TritonError) as error:
         reason = shortened(" ".join(str(error).split()), 200)

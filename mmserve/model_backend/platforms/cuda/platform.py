@@ -75,7 +75,7 @@ class CudaPlatform(TorchPlatform):
             raise StartupError(f"a quantised checkpoint ({scheme}) is computed on a CPU alone: add --device cpu")
         from mmserve.model_backend.platforms.cuda import coded_linear
 
-        coded_linear.check_coded(self.device, self.dtype)
+        coded_linear.check_coded(self.device, self.dtype, float8=scheme.layout == "fp8")
         return coded_linear.CodedLinear(scheme, shape, self.device)
 
     def _plain(self, shape: LinearShape) -> PlainLinear:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
 
 from mmserve.checkpoint.quantization.read import read_scheme
 from mmserve.model_backend.layers.linear_method import LinearShape
@@ -84,18 +85,39 @@ def test_groups_that_no_block_fits_are_refused() -> None:
 
 
 @needs_interpreter
-def test_a_gpu_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("float8", [False, True])
+def test_a_gpu_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch, float8: bool) -> None:
     check_coded.cache_clear()
-    check_coded(CPU, torch.float32)
+    check_coded(CPU, torch.float32, float8=float8)
     check_coded.cache_clear()
     monkeypatch.setattr(CodedWeights, "product", lambda self, x: x.new_zeros(len(x), len(self.codes)))
     with pytest.raises(StartupError, match="products with a quantised checkpoint are wrong on this GPU"):
-        check_coded(CPU, torch.float32)
+        check_coded(CPU, torch.float32, float8=float8)
+    check_coded.cache_clear()
+
+
+def test_a_gpu_that_reads_no_fp8_refuses_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(self: CodedWeights, x: torch.Tensor) -> torch.Tensor:
+        if self.codes.dtype is torch.float8_e4m3fn:
+            raise triton.TritonError("type fp8e4nv not supported in this architecture")
+        codes = self.codes.view(len(self.codes), -1, self.half)
+        whole = torch.cat((codes & 15, codes >> 4), 2).view(len(codes), -1, self.group) - self.zeros[..., None]
+        return x @ (whole * self.scales[..., None]).flatten(1).T
+
+    monkeypatch.setattr(CodedWeights, "product", product)
+    check_coded.cache_clear()
+    platform, shape = CudaPlatform(CPU, torch.float32), LinearShape.full(OUTPUTS, INPUTS, ("m",))
+    schemes = [read_scheme({"quantization_config": form.config}) for form in (awq(), float8("channel"))]
+    assert schemes[0] is not None
+    assert schemes[1] is not None
+    assert isinstance(platform.checkpoint_linear_method(schemes[0], shape), CodedLinear)
+    with pytest.raises(StartupError, match=r"this GPU cannot compute a quantised checkpoint .*fp8e4nv"):
+        platform.checkpoint_linear_method(schemes[1], shape)
     check_coded.cache_clear()
 
 
 def test_a_gpu_refuses_gguf_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coded_linear, "check_coded", lambda device, dtype: None)
+    monkeypatch.setattr(coded_linear, "check_coded", lambda device, dtype, float8: None)
     scheme = read_scheme({"quantization_config": awq().config})
     assert scheme is not None
     platform, shape = CudaPlatform(CPU, torch.bfloat16), LinearShape.full(OUTPUTS, INPUTS, ("m",))
