@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mmserve.messages.reply import SequenceStages, TokenReply
-from mmserve.messages.request import EngineInbound, GenerateRequest
+from mmserve.messages.request import EngineInbound, GenerateRequest, WorkerDied
 from mmserve.router.reports.held_names import HeldNames
 from mmserve.scale.reports import Load, Report
 
@@ -34,13 +34,17 @@ class Reporter:
         self._live: dict[str, GenerateRequest] = {}
         self._unanswered: dict[str, int] = {}
         """Pictures to encode, by id of a request that has no token yet."""
+        self._died: dict[int, WorkerDied] = {}
+        """HTTP worker -> its last death."""
         self._num_reports = 0
         self._request_s, self._encode_s, self._prefill_s = _Average(), _Average(), _Average()
 
     def received(self, messages: Iterable[EngineInbound]) -> None:
         """The router has received these."""
         for message in messages:
-            if isinstance(message, GenerateRequest) and not message.look_up:
+            if isinstance(message, WorkerDied):
+                self._worker_died(message)
+            elif isinstance(message, GenerateRequest) and not (message.look_up or self._is_orphan(message)):
                 self._live[message.id] = message
                 self._unanswered[message.id] = self._pictures.missing(message.pictures)
 
@@ -72,6 +76,18 @@ class Reporter:
         )
         changes = (self._pictures.changes(snapshot=snapshot), self._blocks.changes(snapshot=snapshot))
         return Report(load, tuple(each for each in changes if each is not None))
+
+    def _worker_died(self, died: WorkerDied) -> None:
+        """Its requests get no reply, so nothing else would end them here."""
+        self._died[died.worker] = died
+        for id in [id for id, request in self._live.items() if died.concerns(request)]:
+            del self._live[id]
+            self._unanswered.pop(id, None)
+
+    def _is_orphan(self, request: GenerateRequest) -> bool:
+        """True for a request that was on its way when its HTTP worker died. The scheduler ignores it."""
+        died = self._died.get(request.reply_to)
+        return died is not None and died.concerns(request)
 
     def _hold(self, request: GenerateRequest) -> None:
         tokens = len(request.prompt_ids) // _TOKEN_NBYTES

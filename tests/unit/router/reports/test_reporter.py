@@ -3,11 +3,12 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import TokenReply
-from mmserve.messages.request import GenerateRequest
+from mmserve.messages.request import GenerateRequest, WorkerDied
 from mmserve.messages.sampling import SamplingParams
 from mmserve.router.reports.reporter import Reporter
 from mmserve.scale.reports import Holdings, decoded, encoded
@@ -85,6 +86,16 @@ def test_an_attempt_that_was_replaced_and_an_aborted_request_hold_nothing() -> N
     report = reporter.report(0, 0)
     assert report.holdings == ()
     assert report.load.in_flight == 1
+
+
+def test_requests_of_an_http_worker_that_died_are_not_in_flight_any_more() -> None:
+    """They get no reply. One that was still on its way is not counted; those of the worker's successor are."""
+    reporter = Reporter(4, 10_000, 1000, 5)
+    reporter.received([_request("a", pictures=(7,)), WorkerDied(worker=0, died_s=1.0)])
+    reporter.received([_request("late")])
+    assert reporter.report(0, 0).load.in_flight == 0
+    reporter.received([msgspec.structs.replace(_request("b"), arrival_s=2.0)])
+    assert reporter.report(0, 0).load.in_flight == 1
 
 
 def test_a_report_survives_its_way() -> None:
