@@ -12,6 +12,9 @@ from collections.abc import Iterable
 
 from mmserve.scale.reports import Holdings, Kind
 
+_MAX_NAMES = 1 << 16
+"""Whatever their sizes: a request may name many things and hold nothing of them."""
+
 
 class HeldNames:
     """``capacity``: of the cache, in any unit; ``epoch``: of its reports."""
@@ -35,7 +38,7 @@ class HeldNames:
                 self._note(name, self._added, self._removed)
             self._size += size - self._sizes.pop(name, 0.0)
             self._sizes[name] = size
-        while self._size > self._capacity and self._sizes:
+        while len(self._sizes) > _MAX_NAMES or (self._size > self._capacity and self._sizes):
             name, dropped = self._sizes.popitem(last=False)
             self._size -= dropped
             self._note(name, self._removed, self._added)

@@ -24,6 +24,14 @@ def test_what_no_front_has_named_takes_room_and_is_not_reported() -> None:
     assert changes.added == (2,)
 
 
+def test_names_of_what_takes_no_room_are_bounded_too() -> None:
+    held = HeldNames("pictures", 30, 1)
+    held.use(range(1 << 16), 0)
+    held.use([1 << 16], 0)
+    assert held.missing(range(1 << 17)) == 1 << 16
+    assert held.missing([0]) == 1
+
+
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 9) | st.sampled_from("ab"), max_size=4), st.integers(1, 12), st.booleans()),
