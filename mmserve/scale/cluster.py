@@ -91,8 +91,9 @@ class Cluster:
     def sent(self, choice: Choice, now_s: float) -> None:
         """The request was sent there. Nothing happens if the replica has left meanwhile."""
         if (load := self._loads.get(choice.replica)) is not None:
+            before = load.in_flight
             load.send(choice.work_s, now_s)
-            self._in_flight += 1
+            self._in_flight += load.in_flight - before
             self._suspects.probe(choice.replica, now_s)
             self.decisions[choice.reason] += 1
 

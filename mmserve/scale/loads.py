@@ -1,7 +1,8 @@
 """How loaded each replica is: its last report, and what this front has sent there since.
 
 A report is older than what the front has done meanwhile. So each request counts from the moment it is sent until a
-report comes that must have seen it; otherwise all requests between two reports would go to the same replica.
+report comes that must have seen it; otherwise all requests between two reports would go to the same replica. Without
+reports it counts for a minute.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 
 from mmserve.scale.reports import Load
 
+_FORGOTTEN_S = 60.0
+"""Of a replica that does not report, nobody says when a request has ended."""
 _UNSEEN_S = 0.05
 """A report may have been made before requests that were sent this long ago arrived at the replica."""
 
@@ -38,13 +41,17 @@ class ReplicaLoad:
 
     def send(self, work_s: float, now_s: float) -> None:
         """A request was sent there."""
+        self._forget(now_s - _FORGOTTEN_S)
         self._sent.append((now_s, work_s))
         self.sent_s += work_s
 
     def report(self, load: Load, now_s: float) -> None:
         """The replica has told its load."""
         self.reported, self.reported_at_s = load, now_s
-        while self._sent and self._sent[0][0] <= now_s - _UNSEEN_S:
+        self._forget(now_s - _UNSEEN_S)
+
+    def _forget(self, until_s: float) -> None:
+        while self._sent and self._sent[0][0] <= until_s:
             self.sent_s -= self._sent.popleft()[1]
         if not self._sent:
             self.sent_s = 0.0  # no rounding errors are left

@@ -80,6 +80,16 @@ def test_a_report_that_has_seen_the_requests_replaces_the_fronts_own_count() -> 
     assert _chosen(cluster, Want(tokens=1), 2.0) == "a"
 
 
+def test_what_was_sent_to_replicas_that_do_not_report_is_forgotten_after_a_minute() -> None:
+    cluster = Cluster()
+    cluster.set_replicas("ab")
+    for second in range(1000):
+        cluster.choose(_PICTURE, float(second))
+    loads = cluster._loads.values()  # what they take of memory
+    assert sum(load.in_flight for load in loads) <= 2 * 61
+    assert cluster._in_flight == sum(load.in_flight for load in loads)
+
+
 def test_an_overloaded_holder_is_avoided_even_where_its_costs_are_unknown() -> None:
     cluster = _cluster(*"abcd", load=Load())
     _hold(cluster, "a", 7)
