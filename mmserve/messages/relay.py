@@ -70,10 +70,10 @@ def opened(header: str, body: bytes | bytearray, secret: bytes) -> tuple[Relay, 
     try:
         packed = base64.b64decode(text, validate=True)
         relay = _relays.decode(packed)
-    except (binascii.Error, msgspec.DecodeError, ValueError):
+    except (binascii.Error, msgspec.DecodeError, RecursionError, ValueError):
         raise Forged from None
     tail = bytes(memoryview(body)[max(0, relay.body_nbytes) :])
-    if not hmac.compare_digest(mac, _mac(packed, tail, secret)):
+    if not hmac.compare_digest(mac.encode(), _mac(packed, tail, secret).encode()):  # a str must be ASCII
         raise Forged
     return relay, _many_sampled.decode(tail) if tail else ()
 
