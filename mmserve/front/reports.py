@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Protocol
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from mmserve.ipc.front_keys import FrontKeys
-from mmserve.scale.cluster import Cluster
-from mmserve.scale.reports import decoded
+from mmserve.scale.reports import Holdings, Load, decoded
 
 _UNREAD_REPORTS = 100
 _RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2000
 logger = logging.getLogger(__name__)
 
 
+class Known(Protocol):
+    """Implemented by scale.cluster.Cluster, and by on_ray.known.KnownReplicas for a process with several threads."""
+
+    def load(self, replica: str, load: Load, now_s: float) -> None: ...
+
+    def hold(self, replica: str, report: Holdings) -> bool: ...
+
+
 class ReportListener:
     """Feeds ``cluster``. Used from one event loop."""
 
-    def __init__(self, cluster: Cluster, secret: bytes) -> None:
+    def __init__(self, cluster: Known, secret: bytes) -> None:
         self._cluster = cluster
         self._keys = FrontKeys(secret)
         self._context = zmq.asyncio.Context()

@@ -76,7 +76,7 @@ class FrontDeployment:
         self._metrics = front.metrics
         handle = serve.get_deployment_handle(NODE, NODES_APP)
         front.placement = RayPlacement(handle, known, front.metrics)
-        self._listener = ReportListener(known.cluster, secret.encode())
+        self._listener = ReportListener(known, secret.encode())
         loop = asyncio.get_running_loop()
 
         def on_change(replicas: Sequence[Replica]) -> None:

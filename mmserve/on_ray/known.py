@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from mmserve.front.replicas import Replica
 from mmserve.scale.cluster import Cluster
 from mmserve.scale.policy import Choice, Want
+from mmserve.scale.reports import Holdings, Load
 
 
 class KnownReplicas:
@@ -54,6 +55,16 @@ class KnownReplicas:
         with self._lock:
             choices = [each for each in self.cluster.ranked(want, time.monotonic()) if each.replica == replica]
             self.cluster.sent(choices[0] if choices else Choice(replica, 0.0, 0.0, "spread"), time.monotonic())
+
+    def load(self, replica: str, load: Load, now_s: float) -> None:
+        """See Cluster."""
+        with self._lock:
+            self.cluster.load(replica, load, now_s)
+
+    def hold(self, replica: str, report: Holdings) -> bool:
+        """See Cluster."""
+        with self._lock:
+            return self.cluster.hold(replica, report)
 
     def failed(self, replica: str) -> None:
         """It has lost a request."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mmserve.front.replicas import Replica
 from mmserve.on_ray.known import KnownReplicas
+from mmserve.scale.cluster import Cluster
 from mmserve.scale.policy import Want
 from mmserve.scale.reports import Holdings, Load
 
@@ -27,10 +28,10 @@ def _known(*names: str) -> KnownReplicas:
 
 def test_replicas_are_ranked_by_what_they_hold_and_all_are_offered() -> None:
     known = _known("a", "b", "c", "d", "e", "f", "g", "h")
-    known.cluster.load("f", Load(encode_s=1.0), 0.0)
-    known.cluster.hold("f", Holdings("pictures", 0, 0, (7,), snapshot=True))
+    known.load("f", Load(encode_s=1.0), 0.0)
+    known.hold("f", Holdings("pictures", 0, 0, (7,), snapshot=True))
     for name in "abcdegh":
-        known.cluster.load(name, Load(encode_s=1.0), 0.0)
+        known.load(name, Load(encode_s=1.0), 0.0)
     ranked = known.ranked(_WANT, _metadata(*"abcdefgh").keys(), ())
     assert ranked[0] == "ray-f-0"
     assert sorted(ranked) == sorted(_metadata(*"abcdefgh"))
@@ -45,10 +46,29 @@ def test_those_that_have_failed_the_request_come_last_and_unknown_ones_are_left_
 
 def test_a_replica_keeps_its_place_when_it_starts_again_under_another_name_of_rays() -> None:
     known = _known("a", "b")
-    known.cluster.hold("a", Holdings("pictures", 0, 0, (7,), snapshot=True))
+    known.hold("a", Holdings("pictures", 0, 0, (7,), snapshot=True))
     known.set(_metadata("a", generation=1) | _metadata("b"))
     assert known.cluster.replicas == ("a", "b")
     assert set(known.ranked(_WANT, ["ray-a-1", "ray-b-0"], ())) == {"ray-a-1", "ray-b-0"}
+
+
+def test_reports_wait_for_the_thread_of_rays_router() -> None:
+    """Otherwise a replica could leave while its report is applied, and be chosen ever after."""
+    known = _known("a")
+    seen: list[bool] = []
+
+    class Watched(Cluster):
+        def load(self, replica: str, load: Load, now_s: float) -> None:
+            seen.append(known._lock.locked())
+
+        def hold(self, replica: str, report: Holdings) -> bool:
+            seen.append(known._lock.locked())
+            return True
+
+    known.cluster = Watched()
+    known.load("a", Load(), 0.0)
+    known.hold("a", Holdings("pictures", 0, 0, snapshot=True))
+    assert seen == [True, True]
 
 
 def test_a_change_is_told_once_and_one_without_an_address_is_not_there_yet() -> None:
@@ -63,7 +83,7 @@ def test_a_change_is_told_once_and_one_without_an_address_is_not_there_yet() -> 
 def test_what_is_sent_counts_until_a_report() -> None:
     known = _known("a", "b")
     for name in "ab":
-        known.cluster.load(name, Load(encode_s=1.0), 0.0)
+        known.load(name, Load(encode_s=1.0), 0.0)
     first = known.ranked(_WANT, _metadata("a", "b").keys(), ())[0]
     for _ in range(5):
         known.sent(_WANT, first.split("-")[1])
