@@ -43,6 +43,7 @@ def front(arguments: argparse.Namespace) -> int:
     from mmserve.front.run import FrontOptions, run
     from mmserve.runtime.logs import log
     from mmserve.supervisor.startup.listen import listen, url_of
+    from mmserve.supervisor.startup.machine import allow_descriptors
 
     if not 0 <= arguments.port <= 65535:
         raise StartupError(f"--port {arguments.port} is no port")
@@ -60,6 +61,7 @@ def front(arguments: argparse.Namespace) -> int:
         replicas = [Replica.parse(each) for each in arguments.replica]
     except ValueError as error:
         raise StartupError(f"--replica {error}") from None
+    allow_descriptors()
     listener = listen(arguments.host, arguments.port, "--port")
     run(
         options,
