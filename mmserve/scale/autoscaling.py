@@ -28,7 +28,7 @@ class Pressure(NamedTuple):
 def wanted(pressures: Sequence[Pressure], current: int, queued: float, least: int, most: int) -> int:
     """Replicas that there should be, from ``least`` to ``most``. ``pressures``: of those that report; ``current``: all,
     also those that start. ``queued``: requests that no replica has yet; with ``least`` 0 they wake the first one."""
-    if not pressures:
+    if not (pressures and current):  # the last replica's reports may outlive it
         return max(least, min(most, max(current, 1 if queued else 0)))
     used = sum(each.used for each in pressures)
     wait_s = sum(each.wait_s for each in pressures) / len(pressures)

@@ -31,6 +31,7 @@ def test_to_zero_and_back() -> None:
     assert wanted([], 0, 3, 0, 10) == 1
     assert wanted([], 1, 0, 0, 10) == 1, "one that starts is waited for"
     assert wanted(_all(1, 0.0), 1, 2, 0, 10) == 1
+    assert wanted(_all(1, 0.0), 0, 3, 0, 10) == 1, "a report of the last one that ended is still there"
 
 
 def test_a_burst_does_not_start_more_than_twice_as_many() -> None:
