@@ -162,7 +162,7 @@ class RequestPath:
                     call.view,
                 )
                 latencies = ChoiceMetrics(self.metrics, call)
-                services = (self.dispatcher, self.metrics, call.relayed is not None)
+                services = (self.dispatcher, self.metrics, call.stream and call.relayed is not None)
                 choices.append(Choice(call, alloc_path, items, request, text, deltas, latencies, *services))
             if call.relayed is not None and call.relayed.sampled:
                 choices = replayed(choices, call.relayed.sampled)
