@@ -105,6 +105,8 @@ class _Attempt:
                 replicas.failed(replica)
                 if error.sent and self._request.may_act:
                     break  # nobody knows whether the replica has done it
+                if self._started and not self._request.generates:
+                    break  # the client has a part of an answer that cannot go on elsewhere
                 if len(self._progress.sampled) > before:
                     self._failed, lost = [], 0
                 lost += error.sent or replica in self._failed

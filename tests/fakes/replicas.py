@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.front.run import Front, FrontOptions
 from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, comment, opened
@@ -93,14 +93,13 @@ class FakeReplica:
 
 
 @asynccontextmanager
-async def front_of(*replicas: FakeReplica, unreachable: int = 0) -> AsyncIterator[tuple[str, Front]]:
+async def front_of(*replicas: ASGIApp, unreachable: int = 0) -> AsyncIterator[tuple[str, Front]]:
     """A front in this event loop; its URL."""
     async with AsyncExitStack() as stack:
         urls = [f"http://127.0.0.1:{(await stack.enter_async_context(serving(each))).port}" for each in replicas]
         urls += [f"http://127.0.0.1:{number}" for number in range(1, 1 + unreachable)]
         front = Front(FrontOptions(SECRET))
         front.replicas.set({f"replica{number}": url for number, url in enumerate(urls)})
-        stack.callback(front.replicas.close)
         async with _listening(front) as url:
             yield url, front
 

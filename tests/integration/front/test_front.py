@@ -8,10 +8,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from mmserve.messages.relay import RELAY_HEADER
 from tests.fakes.http_worker import run
-from tests.fakes.replicas import TEXT, FakeReplica, front_of
+from tests.fakes.replicas import TEXT, Died, FakeReplica, front_of
 
 CHAT = "/v1/chat/completions"
 WHOLE = "".join(f"data: {letter}\n\n" for letter in TEXT) + "data: [DONE]\n\n"
@@ -152,6 +153,24 @@ def test_other_paths_are_forwarded_and_what_may_act_is_not_sent_twice() -> None:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await _post(url, {}, "/v1/files")
             assert dying.paths == ["/v1/files"]
+
+    run(test)
+
+
+def test_an_answer_that_is_passed_on_as_it_comes_breaks_off_where_its_replica_does() -> None:
+    """Nothing of another replica's answer, and no event of an error, follows what the client has."""
+
+    async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        raise Died
+
+    async def test() -> None:
+        async with front_of(breaks_off, breaks_off) as (url, front), aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                async with session.get(f"{url}/v1/files/a/content") as answer:
+                    await answer.read()
+            assert sum(front.metrics.value("failed_attempts", f"replica{number}") for number in (0, 1)) == 1
 
     run(test)
 
