@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -14,6 +15,7 @@ from mmserve.scale.cluster import Cluster
 from mmserve.scale.policy import Want
 
 _RETRY_AFTER_S = 1.0
+_REPORTS = re.compile(r"tcp://[^/\s]+:\d{1,5}")
 
 
 class Replica(NamedTuple):
@@ -28,7 +30,7 @@ class Replica(NamedTuple):
         """From ``URL`` or ``URL,tcp://HOST:PORT``. Raises ValueError."""
         url, _, reports = text.partition(",")
         Upstream(url)
-        if reports and not reports.startswith("tcp://"):
+        if reports and not _REPORTS.fullmatch(reports):
             raise ValueError(f"{reports} is no address of reports: write it as tcp://HOST:PORT")
         return cls(url.rstrip("/"), url.rstrip("/"), reports)
 
