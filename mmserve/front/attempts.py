@@ -118,9 +118,7 @@ class _Attempt:
         request = self._request
         headers, tail = self._relay_header()
         sent_headers = [*request.headers, *headers]
-        answer = await upstream.send(
-            request.method, request.target, sent_headers, [request.body, tail], again=not request.may_act
-        )
+        answer = await upstream.send(request.method, request.target, sent_headers, [request.body, tail])
         try:
             if answer.status in _REFUSALS:
                 self._refusal = (answer.status, answer.headers, await _whole(answer))

@@ -60,9 +60,6 @@ class Replicas:
     def set(self, urls: Mapping[str, str]) -> None:
         """The address of each replica, by id. Requests under way at others go on. Raises ValueError."""
         known = {id: upstream for id, upstream in self._upstreams.items() if urls.get(id) == upstream.url}
-        for id, upstream in self._upstreams.items():
-            if id not in known:
-                upstream.close()
         self._upstreams = {id: known.get(id) or Upstream(url) for id, url in urls.items()}
         self.cluster.set_replicas(urls)
         self._metrics.add("replicas", len(urls))
@@ -84,8 +81,3 @@ class Replicas:
     def answered(self, replica: str) -> None:
         """It has answered a request."""
         self.cluster.answered(replica)
-
-    def close(self) -> None:
-        """End idle connections."""
-        for upstream in self._upstreams.values():
-            upstream.close()

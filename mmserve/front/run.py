@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import uvloop
@@ -85,7 +85,7 @@ def run(
 ) -> None:
     """Serve on ``listener`` until SIGTERM or SIGINT."""
     front = Front(options)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, closing(front.replicas):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(front, options, replicas, listener, on_ready))
 
 

@@ -1,7 +1,8 @@
-"""HTTP/1.1 to one replica: connections that are kept open, answers whose body is read as it comes.
+"""HTTP/1.1 to one replica: a connection for each request, an answer whose body is read as it comes.
 
-A replica that dies resets its connections at once. One that is cut off says nothing: TCP keep-alive ends the connection
-after three seconds without a word from its machine.
+So each request finds out within a second that a replica is not there any more, and none is sent on a connection that
+the replica has just closed. A replica that dies resets its connections at once. One that is cut off says nothing: TCP
+keep-alive ends the connection after three seconds without a word from its machine.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ CONNECT_TIMEOUT_S = 1.0
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 2))
 _HIGH_NBYTES = 256 * 1024
 """Unread bytes from which on the connection is not read from: a slow client holds up its replica."""
-_MAX_IDLE = 64
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -41,33 +41,19 @@ class Upstream:
         self.url = url.rstrip("/")
         self.host_header = parts.netloc.encode()
         self._address = parts.hostname, parts.port or 80
-        self._idle: list[_Connection] = []
 
     async def send(
-        self, method: str, target: bytes, headers: Headers, body: Sequence[bytes | memoryview], *, again: bool = True
+        self, method: str, target: bytes, headers: Headers, body: Sequence[bytes | memoryview]
     ) -> UpstreamAnswer:
-        """Send a request, and return when its answer's head has come. Raises ReplicaLost.
-
-        ``again``: the request may be sent twice. An open connection that is used again may turn out to be closed, and
-        nobody knows what the replica had read.
-        """
+        """Send a request, and return when its answer's head has come. Raises ReplicaLost."""
         head = _head(method, target, self.host_header, headers, sum(map(len, body)))
-        while again and self._idle:  # one that the replica has closed meanwhile fails at once, and another is tried
-            connection = self._idle.pop()
-            if connection.is_open:
-                try:
-                    return await self._send(connection, head, body)
-                except ReplicaLost:
-                    continue
-        return await self._send(await self._connect(), head, body)
-
-    async def _send(self, connection: _Connection, head: bytes, body: Sequence[bytes | memoryview]) -> UpstreamAnswer:
+        connection = await self._connect()
         try:
             await connection.request([head, *body])
         except BaseException:
             connection.close()
             raise
-        return UpstreamAnswer(self, connection)
+        return UpstreamAnswer(connection)
 
     async def _connect(self) -> _Connection:
         try:
@@ -81,46 +67,27 @@ class Upstream:
             raw.setsockopt(socket.IPPROTO_TCP, option, value)
         return connection
 
-    def keep(self, connection: _Connection) -> None:
-        """Its answer is read to the end."""
-        if connection.is_reusable and len(self._idle) < _MAX_IDLE:
-            self._idle.append(connection)
-        else:
-            connection.close()
-
-    def close(self) -> None:
-        """End the idle connections."""
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
-
 
 class UpstreamAnswer:
     """``parts`` yields the body. Call ``close`` at the end, however it came."""
 
-    def __init__(self, upstream: Upstream, connection: _Connection) -> None:
-        self._upstream = upstream
-        self._connection: _Connection | None = connection
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
         self.status = connection.status
         self.headers = connection.headers
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Raises ReplicaLost if it ends early."""
-        assert self._connection is not None, "an answer is read once"
         while (part := await self._connection.part()) is not None:
             yield part
-        self._upstream.keep(self._connection)
-        self._connection = None
 
     def close(self) -> None:
-        """Give up what is unread of the answer. Idempotent."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """End the connection, and give up what is unread of the answer. Idempotent."""
+        self._connection.close()
 
 
 class _Connection(asyncio.Protocol):
-    """One request at a time."""
+    """Of one request."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -135,20 +102,9 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._parser = httptools.HttpResponseParser(self)
 
-    @property
-    def is_open(self) -> bool:
-        return self._lost is None and not self._transport.is_closing()
-
-    @property
-    def is_reusable(self) -> bool:
-        return self.is_open and self._complete and not self._is_head and self._parser.should_keep_alive()
-
     async def request(self, data: Sequence[bytes | memoryview]) -> None:
         """Send ``data``, the head first, and wait for the answer's head."""
         self._is_head = bytes(data[0][:5]) == b"HEAD "
-        self._parser = httptools.HttpResponseParser(self)
-        self.status, self.headers = 0, []
-        self._has_head = self._complete = False
         for part in data:
             if part:
                 self._transport.write(part)
