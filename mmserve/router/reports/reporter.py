@@ -13,6 +13,7 @@ _SNAPSHOT_EVERY = 20
 """Reports: a front that has missed one, or has just come, waits this long."""
 _AVERAGE_WEIGHT = 0.1
 _TOKEN_NBYTES = 8
+_COMPUTED = ("stop", "length")
 
 
 class _Average:
@@ -49,13 +50,14 @@ class Reporter:
                 self._unanswered[message.id] = self._pictures.missing(message.pictures)
 
     def replied(self, replies: Iterable[tuple[int, TokenReply | SequenceStages]]) -> None:
-        """The router sends these. With the first token of a request its prompt is held, and its pictures are."""
+        """The router sends these. With the first token of a request its prompt is held, and its pictures are; with its
+        end if it has no token."""
         for _, reply in replies:
             if not isinstance(reply, TokenReply):
                 continue
             if (request := self._live.get(reply.id)) is None or request.attempt != reply.attempt:
                 continue
-            if reply.token_ids and self._unanswered.pop(reply.id, None) is not None:
+            if (reply.token_ids or reply.finish in _COMPUTED) and self._unanswered.pop(reply.id, None) is not None:
                 self._hold(request)
             if reply.finish is not None:
                 self._ended(request, reply)
@@ -101,7 +103,7 @@ class Reporter:
         del self._live[request.id]
         self._unanswered.pop(request.id, None)
         times = reply.stage_times
-        if reply.finish not in ("stop", "length") or not times:
+        if reply.finish not in _COMPUTED or not times:
             return
         self._request_s.add(times.get("prefill", 0.0) + times.get("decode", 0.0))
         num_pictures = len({span.item_id for span in request.spans if span.data is not None})

@@ -55,6 +55,14 @@ def test_a_request_is_held_from_its_first_token_on() -> None:
     assert _held(reporter) == {}
 
 
+def test_the_pictures_of_an_embedding_are_held_though_it_has_no_token() -> None:
+    reporter = Reporter(8, 10_000, 1000, 5)
+    _held(reporter)
+    reporter.received([_request("a", pictures=(7,))])
+    reporter.replied([(0, TokenReply(id="a", embedding=b"1234", finish="length"))])
+    assert _held(reporter)["pictures"].added == (7,)
+
+
 def test_each_cache_holds_only_what_fits() -> None:
     reporter = Reporter(8, 1500, 150, 5)
     for id, name in (("a", 1), ("b", 2)):
