@@ -100,6 +100,19 @@ class LateDevice(TorchDispatchMode):
     def num_queued(self) -> int:
         return len(self._queue)
 
+    def in_another_thread(self) -> TorchDispatchMode:
+        """The mode for a thread that did not enter this one: what it makes is the device's as well."""
+        return _InAnotherThread(self)
+
+
+class _InAnotherThread(TorchDispatchMode):
+    def __init__(self, device: LateDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._device.__torch_dispatch__(function, types, args, kwargs)
+
 
 def _shape_only(leaf: Any) -> Any:
     return leaf.shape_only if isinstance(leaf, LateTensor) else leaf

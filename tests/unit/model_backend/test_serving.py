@@ -174,13 +174,27 @@ class Sending(SimpleQueue[StepResult]):
     send = SimpleQueue.put
 
 
+def _collects_on(runner: ModelRunner, device: LateDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that collects makes tensors of the device too, for instance for penalties."""
+    collect = runner.collect
+
+    def on_device(in_flight: Any) -> StepResult:
+        with device.in_another_thread():
+            return collect(in_flight)
+
+    monkeypatch.setattr(runner, "collect", on_device)
+
+
 @pytest.mark.parametrize("parameters", [{"temperature": 0.0}, {"seed": 5}, {"seed": 2, "repetition_penalty": 1.4}])
-def test_a_thread_collects_what_a_late_device_computes(directory: Path, parameters: dict[str, Any]) -> None:
+def test_a_thread_collects_what_a_late_device_computes(
+    directory: Path, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = plans(8, SamplingParams(max_tokens=100, **parameters))
     expected = run(make_runner(directory), made, depth=1)
     results = Sending()
     with LateDevice() as device:
         runner: ModelRunner = make_runner(directory, platform=LatePlatform(device))
+        _collects_on(runner, device, monkeypatch)
         device.loading = False
         found = []
         with PlansAhead(runner, results.send) as ahead, torch.inference_mode():

@@ -171,7 +171,7 @@ def test_cve_2026_26220_nothing_that_unpickles_is_called() -> None:
 
 def test_cve_2026_3059_no_internal_link_is_tcp() -> None:
     """All addresses of links are in ``ipc/endpoints.py``: Unix sockets in a directory of mode 0700."""
-    examples = {"config.py", "event_options.py"}
+    examples = {"config.py", "engine_options.py", "event_options.py"}
     """Help and errors of --kv-events-endpoint, whose address the user names: the feed of events is not a link."""
     for source, text in SOURCES.items():
         # Kubernetes' variables begin like that; config/options.py ignores them.

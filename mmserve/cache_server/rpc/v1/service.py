@@ -201,7 +201,8 @@ class ServiceThreads:
         for connected in left.values():
             _shut_down(connected)
         for thread in left:
-            thread.join(_JOIN_S)
+            if thread.ident is not None:  # else it is about to start, and finds its connection shut down
+                thread.join(_JOIN_S)
 
     def _run(self, connected: socket.socket) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU, which all ranks 
 def unbound_afterwards() -> Iterator[None]:
     yield
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), CPUS)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.sched_setaffinity(int(thread), CPUS)
 
 
 @pytest.fixture
