@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -102,8 +103,10 @@ def _place() -> Any:
     """A number that no other replica of this machine has, as small as there is: after a restart it is the same one."""
     directory = Path(tempfile.gettempdir()) / f"mmserve-places-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
+    if (found := directory.lstat()).st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+        raise RuntimeError(f"{directory} is another user's: remove it")
     for number in range(_MAX_PLACES):
-        with open(directory / str(number), "w") as file:
+        with open(directory / str(number), "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
