@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from mmserve.runtime.errors import StartupError
@@ -24,7 +25,7 @@ def add_front(commands: Any) -> None:
         help="a server, http://HOST:PORT, and its --reports-endpoint, tcp://HOST:PORT; once for each",
     )
     parser.add_argument(
-        "--front-secret-file", required=True, metavar="FILE", help="the file that the servers were started with too"
+        "--cluster-key-file", required=True, metavar="FILE", help="a copy of the file that the servers have too"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free one")
@@ -38,9 +39,9 @@ def add_front(commands: Any) -> None:
 def front(arguments: argparse.Namespace) -> int:
     """Run the command until a signal ends it. Raises StartupError."""
     # Imported here: the server's libraries would slow down --help.
-    from mmserve.config.front_secret import load_front_secret
     from mmserve.front.replicas import Replica
     from mmserve.front.run import FrontOptions, run
+    from mmserve.ipc import cluster_key
     from mmserve.runtime.logs import log
     from mmserve.supervisor.startup.listen import listen, url_of
     from mmserve.supervisor.startup.machine import allow_descriptors
@@ -49,7 +50,7 @@ def front(arguments: argparse.Namespace) -> int:
         raise StartupError(f"--port {arguments.port} is no port")
     log.setup("front", "info", "text")
     options = FrontOptions(
-        secret=load_front_secret(arguments.front_secret_file),
+        key=cluster_key.read(Path(arguments.cluster_key_file)),
         host=arguments.host,
         allowed_hosts=tuple(each.strip() for each in arguments.allowed_hosts.split(",") if each.strip()),
         max_body_mb=arguments.max_body_mb,

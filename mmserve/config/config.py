@@ -54,10 +54,6 @@ class Config(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         field("http", "Ray cluster for --replicas; auto: the one that this machine is in; default: one of its own"),
     ] = None
-    front_secret_file: Annotated[
-        str | None,
-        field("http", "file with the secret shared with mmserve front, whose requests may go on with begun answers"),
-    ] = None
     api_key: Annotated[str | None, field("http", "key that clients must send (Bearer or x-api-key)")] = None
     api_key_file: Annotated[
         str | None,
@@ -174,7 +170,10 @@ class Config(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = "xxh3"
     mm_hash_seed: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_SEED)] | None,
-        field("media", "seed of content keys: a secret that servers behind one router share; default: random"),
+        field(
+            "media",
+            "seed of content keys, a secret of servers behind one router; default: of --cluster-key-file or random",
+        ),
     ] = None
     max_mm_preprocess_concurrency: Annotated[
         int, field("media", "requests whose images are decoded at once; 0: as many as --pixel-budget-mb lets", ge=0)

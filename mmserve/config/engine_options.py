@@ -161,7 +161,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         field(
             "kv events",
             "address at which mmserve front learns what this server holds and how loaded it is, e.g. "
-            "tcp://127.0.0.1:5560; encrypted, for those with --front-secret-file",
+            "tcp://127.0.0.1:5560; encrypted, for those with --cluster-key-file",
         ),
     ] = None
     kv_events_endpoint: Annotated[
@@ -206,8 +206,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str | None,
         field(
             "nodes",
-            "file with the secret that all machines of this server share; node 0 makes it if it is missing, the others "
-            "need a copy",
+            "secret file shared with nodes, encoders and mmserve front, whose requests may go on with begun "
+            "answers; made if it is missing, the other machines need a copy",
         ),
     ] = None
     encoders: Annotated[

@@ -37,8 +37,8 @@ def check_reports(config: Config) -> None:
         raise StartupError(
             f"--reports-endpoint {endpoint} is no address to listen on: write it as tcp://127.0.0.1:5560"
         )
-    if config.front_secret_file is None:
-        raise StartupError("--reports-endpoint needs --front-secret-file: reports are for fronts that share the secret")
+    if config.cluster_key_file is None:
+        raise StartupError("--reports-endpoint needs --cluster-key-file: reports are for fronts that share the secret")
 
 
 def _is_endpoint(endpoint: str) -> bool:

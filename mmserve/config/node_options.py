@@ -48,11 +48,6 @@ def encoder_address(flag: str, text: str | None) -> Address:
     return address_of(flag, text, _ENCODER_PORT)
 
 
-def needs_key(config: Config) -> bool:
-    """True if this machine has links to others."""
-    return config.nnodes > 1 or config.encoders is not None or config.join is not None
-
-
 def ranks_of(config: Config, node: int) -> range:
     """The ranks on a node."""
     count = config.tp // config.nnodes

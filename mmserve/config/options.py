@@ -26,7 +26,6 @@ from mmserve.config import media_limits
 from mmserve.config.api_keys import load_api_keys
 from mmserve.config.config import ENV_PREFIX, Config
 from mmserve.config.event_options import check_kv_events, check_reports
-from mmserve.config.front_secret import load_front_secret
 from mmserve.config.node_options import check_nodes
 from mmserve.runtime.errors import StartupError
 
@@ -159,8 +158,8 @@ def check(config: Config) -> None:
         raise OptionError(f"--ray-address {config.ray_address} needs --replicas: without it there is one server alone")
     if config.min_replicas is not None and config.min_replicas > config.replicas:
         raise OptionError(f"--min-replicas {config.min_replicas} is more than --replicas {config.replicas}")
-    if config.replicas and (config.front_secret_file is not None or config.reports_endpoint is not None):
-        raise OptionError("--replicas makes its own --front-secret-file and --reports-endpoint: leave them out")
+    if config.replicas and (config.cluster_key_file is not None or config.reports_endpoint is not None):
+        raise OptionError("--replicas makes its own --cluster-key-file and --reports-endpoint: leave them out")
     if config.port == config.health_port != 0:
         raise OptionError(f"--port and --health-port are both {config.port}: choose another, or 0 for a free one")
     if config.concurrent_alloc_fraction != 1 and not config.enable_concurrent_alloc:
@@ -191,8 +190,6 @@ def check(config: Config) -> None:
         check_kv_events(config)
         check_nodes(config)
         check_reports(config)
-        if config.front_secret_file is not None:
-            load_front_secret(config.front_secret_file)
     except StartupError as error:
         raise OptionError(str(error)) from None
     if config.allowed_local_media_path is not None and not Path(config.allowed_local_media_path).is_dir():

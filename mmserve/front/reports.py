@@ -11,7 +11,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from mmserve.ipc.front_keys import FrontKeys
+from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.curve import use_key
 from mmserve.scale.reports import Holdings, Load, decoded
 
 _UNREAD_REPORTS = 100
@@ -30,9 +31,9 @@ class Known(Protocol):
 class ReportListener:
     """Feeds ``cluster``. Used from one event loop."""
 
-    def __init__(self, cluster: Known, secret: bytes) -> None:
+    def __init__(self, cluster: Known, key: ClusterKey) -> None:
         self._cluster = cluster
-        self._keys = FrontKeys(secret)
+        self._key = key
         self._context = zmq.asyncio.Context()
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
 
@@ -59,7 +60,7 @@ class ReportListener:
             socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
             socket.set_hwm(_UNREAD_REPORTS)
-            self._keys.connect_side(socket)
+            use_key(socket, self._key)
             socket.subscribe(b"")
             socket.connect(endpoint)
             while True:

@@ -20,6 +20,7 @@ from mmserve.front.wants import Namer
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
 from mmserve.httpserver.http.uvicorn_server import UvicornServer
+from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.runtime.byte_budget import MIB, ByteBudget
 from mmserve.runtime.errors import Unavailable
 
@@ -28,7 +29,7 @@ from mmserve.runtime.errors import Unavailable
 class FrontOptions:
     """What the user asked for."""
 
-    secret: bytes
+    key: ClusterKey
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()
     max_body_mb: float = 64.0
@@ -51,7 +52,7 @@ class Front:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Within the context, replicas that report are listened to."""
-        self._listener = ReportListener(self.replicas.cluster, self._options.secret)
+        self._listener = ReportListener(self.replicas.cluster, self._options.key)
         try:
             yield
         finally:
@@ -68,8 +69,8 @@ class Front:
         """Serves on the sockets that its ``serve`` gets."""
         options = self._options
         app = make_app(
-            Attempts(self.placement, self.metrics, options.secret),
-            Namer(options.secret),
+            Attempts(self.placement, self.metrics, options.key.fronts),
+            Namer(options.key.fronts),
             max_body_nbytes=int(options.max_body_mb * MIB),
             bodies=ByteBudget(int(options.body_budget_mb * MIB)),
             host=options.host,

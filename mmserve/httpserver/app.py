@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 
 from fastapi import FastAPI
 from msgspec.structs import replace
@@ -16,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.config.api_keys import load_api_keys
-from mmserve.config.front_secret import load_front_secret
 from mmserve.httpserver.api.admin.alloc import alloc_routes
 from mmserve.httpserver.api.admin.state import state_routes
 from mmserve.httpserver.api.anthropic.count_tokens import count_routes
@@ -50,6 +50,7 @@ from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.webui.files import WebFiles
 from mmserve.httpserver.webui.routes import asset_routes, dashboard_route
+from mmserve.ipc import cluster_key
 from mmserve.messages.request import MAX_PRIORITY
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
@@ -139,7 +140,7 @@ def _generate_endpoint(context: WorkerContext, protocol: Protocol[ParsedRequest]
     """An endpoint that generates an answer: admits the request, reads and parses its body, starts its task."""
     config = context.deployment.config
     limit_nbytes = int(config.max_body_mb * MIB)
-    secret = None if config.front_secret_file is None else load_front_secret(config.front_secret_file)
+    secret = None if config.cluster_key_file is None else cluster_key.read(Path(config.cluster_key_file)).fronts
 
     async def generate(request: Request) -> Response:
         arrival_s = time.monotonic()

@@ -1,12 +1,14 @@
 """TCP sockets between machines, encrypted and authenticated by CURVE with the keys of a ``ClusterKey``.
 
-Each has a context of its own: the handler that knows the keys (ZAP) is asked about every socket of its context.
+libzmq accepts any key of who connects unless a handler (ZAP) refuses it. The handler is asked about every socket of its
+context, so who listens has a context of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -50,23 +52,25 @@ class SecureSocket:
 @contextmanager
 def listening(endpoint: str, key: ClusterKey, flag: str) -> Iterator[SecureSocket]:
     """A ROUTER that only holders of the key can talk to. Raises StartupError that names ``flag``."""
-    with _context() as context:
-        handler = ThreadAuthenticator(context)
-        handler.start()
-        try:
-            handler.configure_curve_callback("*", _Known(key.connecting.public))
-            socket = _socket(context, zmq.ROUTER)
-            with closing(SecureSocket(socket)) as secure:
-                socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-                socket.curve_server = True
-                socket.curve_publickey, socket.curve_secretkey = key.listening.public, key.listening.secret
-                try:
-                    socket.bind(endpoint)
-                except zmq.ZMQError as error:
-                    raise StartupError(f"{flag}: this machine cannot listen at {endpoint}: {error.strerror}") from None
-                yield secure
-        finally:
-            handler.stop()
+    with _context() as context, _guarded(context, key), closing(SecureSocket(_socket(context, zmq.ROUTER))) as secure:
+        secure.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        _bind(secure.socket, endpoint, key, flag)
+        yield secure
+
+
+@contextmanager
+def publishing(endpoint: str, key: ClusterKey, flag: str, unread: int) -> Iterator[zmq.Socket[bytes]]:
+    """A PUB that only holders of the key hear. ``unread``: messages kept for each. Raises StartupError."""
+    with _context() as context, _guarded(context, key), closing(_socket(context, zmq.PUB)) as socket:
+        socket.set_hwm(unread)
+        _bind(socket, endpoint, key, flag)
+        yield socket
+
+
+def use_key(socket: zmq.Socket[Any], key: ClusterKey) -> None:
+    """Before ``connect`` to a socket of ``listening`` or ``publishing``."""
+    socket.curve_serverkey = key.listening.public
+    socket.curve_publickey, socket.curve_secretkey = key.connecting.public, key.connecting.secret
 
 
 @contextmanager
@@ -74,8 +78,7 @@ def connected(endpoint: str, key: ClusterKey) -> Iterator[SecureSocket]:
     """A DEALER that connects, again and again if it has to, to the holder of the key that listens there."""
     with _context() as context, closing(SecureSocket(_socket(context, zmq.DEALER))) as secure:
         socket = secure.socket
-        socket.curve_serverkey = key.listening.public
-        socket.curve_publickey, socket.curve_secretkey = key.connecting.public, key.connecting.secret
+        use_key(socket, key)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         socket.connect(endpoint)
         yield secure
@@ -89,6 +92,27 @@ class _Known:
 
     def callback(self, domain: str, key: bytes) -> bool:
         return key == self._public
+
+
+@contextmanager
+def _guarded(context: zmq.Context[zmq.Socket[bytes]], key: ClusterKey) -> Iterator[None]:
+    """Within it, sockets of ``context`` accept holders of the key and nobody else."""
+    handler = ThreadAuthenticator(context)
+    handler.start()
+    try:
+        handler.configure_curve_callback("*", _Known(key.connecting.public))
+        yield
+    finally:
+        handler.stop()
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str, key: ClusterKey, flag: str) -> None:
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = key.listening.public, key.listening.secret
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise StartupError(f"{flag}: this machine cannot listen at {endpoint}: {error.strerror}") from None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from mmserve.ipc import cluster_key
 from mmserve.on_ray.front import NODE, FrontDeployment
 from mmserve.on_ray.node import Node
 from mmserve.on_ray.router import PictureRouter
@@ -43,9 +44,10 @@ _front = serve.deployment(
 
 
 def nodes(args: Mapping[str, Any]) -> Application:
-    """``options``: arguments of ``mmserve serve``; ``secret_file``: on each machine; the rest is of the deployment
+    """``options``: arguments of ``mmserve serve``; ``cluster_key_file``: on the machine
+    that builds the application; the rest is of the deployment
     (``num_replicas``, ``ray_actor_options`` with ``num_gpus``, ...)."""
-    rest = {name: value for name, value in args.items() if name not in ("options", "secret_file")}
+    rest = {name: value for name, value in args.items() if name not in ("options", "cluster_key_file")}
     return nodes_app(args.get("options", ()), _secret(args), {}, "", **rest)
 
 
@@ -58,8 +60,8 @@ def nodes_app(
 
 
 def front(args: Mapping[str, Any]) -> Application:
-    """``port``, ``secret_file``, and fields of FrontOptions."""
-    options = {name: value for name, value in args.items() if name not in ("port", "secret_file")}
+    """``port``, ``cluster_key_file``, and fields of FrontOptions."""
+    options = {name: value for name, value in args.items() if name not in ("port", "cluster_key_file")}
     return front_app(int(args.get("port", 8000)), _secret(args), options)
 
 
@@ -69,4 +71,4 @@ def front_app(port: int, secret: str, options: Mapping[str, Any]) -> Application
 
 
 def _secret(args: Mapping[str, Any]) -> str:
-    return Path(args["secret_file"]).read_text().strip()
+    return cluster_key.read(Path(args["cluster_key_file"])).secret.hex()

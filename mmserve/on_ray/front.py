@@ -17,6 +17,7 @@ from mmserve.front.replicas import Replica
 from mmserve.front.reports import ReportListener
 from mmserve.front.run import Front, FrontOptions
 from mmserve.front.upstream import Upstream
+from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.on_ray.known import KnownReplicas, known
 from mmserve.runtime.errors import Unavailable
 from mmserve.scale.policy import Want
@@ -68,15 +69,15 @@ class RayPlacement:
 
 
 class FrontDeployment:
-    """``options``: fields of FrontOptions, the secret as text; ``port``: 0 for a free one."""
+    """``options``: fields of FrontOptions; ``secret``: of the cluster key, in hex; ``port``: 0 for any."""
 
     async def __init__(self, port: int, secret: str, options: dict[str, Any]) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._options = FrontOptions(secret.encode(), **options)
+        self._options = FrontOptions(ClusterKey.of(bytes.fromhex(secret)), **options)
         front = Front(self._options)
         self._metrics = front.metrics
         handle = serve.get_deployment_handle(NODE, NODES_APP)
         front.placement = RayPlacement(handle, known, front.metrics)
-        self._listener = ReportListener(known, secret.encode())
+        self._listener = ReportListener(known, self._options.key)
         loop = asyncio.get_running_loop()
 
         def on_change(replicas: Sequence[Replica]) -> None:

@@ -26,6 +26,7 @@ import ray
 
 from mmserve.client.server_process import ServerProcess, server_process
 from mmserve.front.reports import ReportListener
+from mmserve.ipc.cluster_key import ClusterKey, written
 from mmserve.on_ray.autoscaling import USED, WAIT_S
 from mmserve.scale.cluster import Cluster
 
@@ -37,20 +38,20 @@ _DROPPED = ("OMP_NUM_THREADS", "MMSERVE_CONFIG")
 
 
 class Node:
-    """``options``: of ``mmserve serve``; ``environment``: variables for it, as its API key; ``secret``: of fronts;
-    ``host``: the address to listen on, if not that of the machine."""
+    """``options``: of ``mmserve serve``; ``environment``: variables for it, as its API key; ``secret``: of
+    the cluster key, in hexadecimal; ``host``: the address to listen on, if not that of the machine."""
 
     def __init__(self, options: Sequence[str], secret: str, environment: Mapping[str, str], host: str = "") -> None:
-        self._secret = secret
+        self._key = ClusterKey.of(bytes.fromhex(secret))
         self._cluster = Cluster()
         self._listener: ReportListener | None = None
         with contextlib.ExitStack() as stack:
-            secret_file = stack.enter_context(_file_in_memory(secret))
+            key_file = stack.enter_context(_file_in_memory(written(self._key.secret)))
             host = host or _address()
             self._id = f"{socket.gethostname()}-{stack.enter_context(_place())}"
             self._reports = f"tcp://{host}:{_free_port(host)}"
             fixed = ("--host", host, "--port", "0", "--health-port", "0", "--reports-endpoint", self._reports)
-            server = stack.enter_context(_server([*options, *fixed, "--front-secret-file", secret_file], environment))
+            server = stack.enter_context(_server([*options, *fixed, "--cluster-key-file", key_file], environment))
             self._url = server.url
             self._stack = stack.pop_all()
         self._closing = threading.Event()
@@ -64,7 +65,7 @@ class Node:
         """How loaded the server says that it is (``autoscaling``). Ray asks again and again."""
         if self._listener is None:
             self._cluster.set_replicas([self._id])
-            self._listener = ReportListener(self._cluster, self._secret.encode())
+            self._listener = ReportListener(self._cluster, self._key)
             self._listener.set({self._id: self._reports})
         load = self._cluster.reported(self._id)
         return {USED: load.in_flight / load.slots, WAIT_S: load.wait_s + load.encoder_wait_s}
@@ -88,11 +89,12 @@ def _address() -> str:
 
 
 @contextlib.contextmanager
-def _file_in_memory(content: str) -> Any:
+def _file_in_memory(content: bytes) -> Any:
     """The name of a file that children of this process can read, and that is gone with it, however it ends."""
-    fd = os.memfd_create("front-secret")
+    fd = os.memfd_create("cluster-key")
     try:
-        os.write(fd, content.encode())
+        os.fchmod(fd, 0o600)
+        os.write(fd, content)
         yield f"/proc/{os.getpid()}/fd/{fd}"
     finally:
         os.close(fd)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
 import tempfile
 import threading
@@ -13,6 +12,7 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
+from mmserve.ipc.cluster_key import new_secret
 from mmserve.on_ray.apps import FRONT, front_app, nodes_app
 from mmserve.on_ray.front import NODES_APP
 from mmserve.runtime.errors import StartupError
@@ -62,7 +62,7 @@ def _deploy(
     front: Mapping[str, Any],
     port: int,
 ) -> None:
-    secret = secrets.token_hex(32)
+    secret = new_secret().hex()
     serve.start(proxy_location="Disabled")
     try:
         serve.run(nodes_app(options, secret, environment, host, **_scale(*count)), name=NODES_APP, route_prefix=None)

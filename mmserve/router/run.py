@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
-from mmserve.config.front_secret import load_front_secret
 from mmserve.config.process import Process, Stop
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.ipc import cluster_key
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import num_http_endpoints
 from mmserve.ipc.faults import FaultPoint
@@ -151,8 +152,8 @@ def _feed(process: Process, publisher: Publisher, block_tokens: int) -> EventFee
 
 def _report_publisher(config: Config) -> ReportPublisher:
     assert config.reports_endpoint is not None
-    assert config.front_secret_file is not None, "checked with the other options"
-    return ReportPublisher(config.reports_endpoint, load_front_secret(config.front_secret_file))
+    assert config.cluster_key_file is not None, "checked with the other options"
+    return ReportPublisher(config.reports_endpoint, cluster_key.read(Path(config.cluster_key_file)))
 
 
 def _reports(deployment: Deployment, publisher: ReportPublisher, kv_tokens: int) -> ReportFeed:

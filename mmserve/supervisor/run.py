@@ -18,7 +18,6 @@ import setproctitle
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
-from mmserve.config.node_options import needs_key
 from mmserve.ipc import cluster_key
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.logs import log
@@ -82,8 +81,7 @@ def _supervise(
     roles: Callable[[Deployment], Topology],
     started_s: float,
 ) -> None:
-    if needs_key(config):
-        make_key(config)
+    key = None if config.cluster_key_file is None else make_key(Path(config.cluster_key_file))
     http = stack.enter_context(listen(config.host, config.port, "--port"))
     health = stack.enter_context(listen(config.host, config.health_port, "--health-port"))
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model} on {url_of(http)})")
@@ -100,6 +98,7 @@ def _supervise(
         url=url_of(http),
         max_image_rows=max_image_rows,
         draft=find_draft(config, model),
+        shared_seed=None if key is None else key.hash_seed,
     )
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
@@ -131,13 +130,11 @@ def _supervise(
     supervisor.run(on_ready)
 
 
-def make_key(config: Config) -> None:
-    """Make the secret of the nodes if it is missing. Raises StartupError."""
-    assert config.cluster_key_file is not None
-    path = Path(config.cluster_key_file)
+def make_key(path: Path) -> cluster_key.ClusterKey:
+    """Read the secret shared with other machines, made here if it is missing. Raises StartupError."""
     if cluster_key.make_if_missing(path):
         logger.info("made the secret %s; other machines need a copy (--cluster-key-file)", path)
-    cluster_key.read(path)
+    return cluster_key.read(path)
 
 
 def _start_table(children: list[Child], started_s: float) -> str:

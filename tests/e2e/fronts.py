@@ -52,8 +52,7 @@ def kill(replica: Stack) -> None:
 @contextlib.contextmanager
 def fronted(directory: Path, network: Network | None = None) -> Iterator[Fronted]:
     """With a network, the servers are on its nodes, and the front and this thread at its switch."""
-    secret = directory / "secret"
-    secret.write_text("ab" * 32)
+    key = directory / "key"
     with contextlib.ExitStack() as stack:
         if network is not None:
             stack.enter_context(network.from_switch())
@@ -61,13 +60,13 @@ def fronted(directory: Path, network: Network | None = None) -> Iterator[Fronted
         for number in range(2):
             host = "127.0.0.1" if network is None else network.address(number)
             reports = f"tcp://{host}:{free_port()}"
-            options = ("--front-secret-file", str(secret), "--mm-hash-seed", "5", "--reports-endpoint", reports)
+            options = ("--cluster-key-file", str(key), "--reports-endpoint", reports)
             listens = () if network is None else ("--host", host)
             wrapper = () if network is None else network.on(number)
             replica = stack.enter_context(running(*options, *listens, wrapper=wrapper))
             replicas.append(replica)
             addresses += ["--replica", f"{replica.url},{reports}"]
-        command = [sys.executable, "-m", "mmserve", "front", "--port", "0", "--front-secret-file", str(secret)]
+        command = [sys.executable, "-m", "mmserve", "front", "--port", "0", "--cluster-key-file", str(key)]
         server = stack.enter_context(
             server_process([*command, *addresses], _READY, on_line=print, start_timeout_s=60, stop_timeout_s=30)
         )

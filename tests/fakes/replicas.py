@@ -14,10 +14,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.front.run import Front, FrontOptions
+from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, comment, opened
 from tests.fakes.http_server import serving
 
-SECRET = b"0123456789abcdef0123456789abcdef"
+KEY = ClusterKey.of(bytes(32))
 TEXT = "hello world"
 
 
@@ -56,7 +57,7 @@ class FakeReplica:
             return await Response(json.dumps({"path": scope["path"]}), media_type="application/json")(
                 scope, receive, send
             )
-        relay, sampled = opened(header, body, SECRET)
+        relay, sampled = opened(header, body, KEY.fronts)
         self.relays.append(relay)
         self.sampled.append(sampled)
         if json.loads(body[: relay.body_nbytes]).get("stream"):
@@ -98,7 +99,7 @@ async def front_of(*replicas: ASGIApp, unreachable: int = 0) -> AsyncIterator[tu
     async with AsyncExitStack() as stack:
         urls = [f"http://127.0.0.1:{(await stack.enter_async_context(serving(each))).port}" for each in replicas]
         urls += [f"http://127.0.0.1:{number}" for number in range(1, 1 + unreachable)]
-        front = Front(FrontOptions(SECRET))
+        front = Front(FrontOptions(KEY))
         front.replicas.set({f"replica{number}": url for number, url in enumerate(urls)})
         async with _listening(front) as url:
             yield url, front

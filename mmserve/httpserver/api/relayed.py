@@ -22,6 +22,6 @@ def take_relay(
     try:
         relay, sampled = opened(header, body, secret)
     except Forged:
-        raise Forbidden(f"{RELAY_HEADER} was not made with this server's --front-secret-file") from None
+        raise Forbidden(f"{RELAY_HEADER} was not made with this server's --cluster-key-file") from None
     relayed = Relayed(relay, sampled)
     return (body[: relay.body_nbytes] if len(body) > relay.body_nbytes else body), relayed

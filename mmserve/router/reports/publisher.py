@@ -1,4 +1,4 @@
-"""The socket of a server's reports: PUB over TCP, for fronts that share the secret."""
+"""The socket of a server's reports: PUB over TCP, for fronts with the same cluster key."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import TracebackType
 
 import zmq
 
-from mmserve.ipc.front_keys import FrontKeys, Fronts
-from mmserve.runtime.errors import StartupError
+from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.curve import publishing
 
 _UNREAD_REPORTS = 100
 """For each front; then it misses some, which it notices."""
@@ -17,21 +17,9 @@ _UNREAD_REPORTS = 100
 class ReportPublisher:
     """Binds at once. ``publish`` never waits."""
 
-    def __init__(self, endpoint: str, secret: bytes) -> None:
-        keys = FrontKeys(secret)
-        with ExitStack() as stack:
-            context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-            stack.callback(context.destroy, linger=0)
-            stack.enter_context(Fronts(context, keys))
-            self._socket = context.socket(zmq.PUB)
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.set_hwm(_UNREAD_REPORTS)
-            keys.bind_side(self._socket)
-            try:
-                self._socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                raise StartupError(f"reports cannot be published at {endpoint}: {error}") from None
-            self._stack = stack.pop_all()
+    def __init__(self, endpoint: str, key: ClusterKey) -> None:
+        self._stack = ExitStack()
+        self._socket = self._stack.enter_context(publishing(endpoint, key, "--reports-endpoint", _UNREAD_REPORTS))
 
     def __enter__(self) -> ReportPublisher:
         return self

@@ -55,10 +55,12 @@ def make(
     url: str,
     max_image_rows: int = 0,
     draft: ModelSpec | None = None,
+    shared_seed: int | None = None,
 ) -> Deployment:
     """Decide device, dtype, context, KV cache and arena; check that it all fits.
 
     ``max_image_rows``: of the model's image processor; 0 for a text model. ``draft``: the draft model.
+    ``shared_seed``: of the keys of pictures, from a cluster key.
     """
     check_tp(model, config.tp)
     _check_nodes(config, model)
@@ -90,7 +92,7 @@ def make(
         arena_nbytes=_arena_nbytes(config, model, max_image_rows * embed_row_nbytes(model, activations)),
         max_image_rows=max_image_rows,
         run_dir=run_dir,
-        hash_seed=secrets.randbits(63) if config.mm_hash_seed is None else config.mm_hash_seed,
+        hash_seed=_hash_seed(config.mm_hash_seed, shared_seed),
         url=url,
         version=metadata.version("mmserve"),
     )
@@ -99,6 +101,12 @@ def make(
     if config.join is None:  # an encoder has neither the language model nor a KV cache
         _check_memory(deployment, token_nbytes * len(deployment.ranks_here) + draft_token_nbytes, machine)
     return deployment
+
+
+def _hash_seed(given: int | None, shared: int | None) -> int:
+    if given is not None:
+        return given
+    return secrets.randbits(63) if shared is None else shared
 
 
 def _check_nodes(config: Config, model: ModelSpec) -> None:

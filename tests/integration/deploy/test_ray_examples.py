@@ -13,7 +13,10 @@ import yaml
 from mmserve.cli import main as cli
 from mmserve.config.options import resolve
 from mmserve.front.run import FrontOptions
+from mmserve.ipc import cluster_key
+from mmserve.ipc.cluster_key import ClusterKey
 
+KEY = ClusterKey.of(bytes(32))
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "ray"
 
@@ -39,7 +42,7 @@ def test_kubernetes_gets_the_same_applications() -> None:
         pod = group["template"]["spec"]
         (mount,) = pod["containers"][0]["volumeMounts"]
         assert mount["name"] in {volume["name"] for volume in pod["volumes"]}
-        assert nodes["args"]["secret_file"].startswith(mount["mountPath"] + "/")
+        assert nodes["args"]["cluster_key_file"].startswith(mount["mountPath"] + "/")
         assert workers["template"]["spec"]["terminationGracePeriodSeconds"] > 600
 
 
@@ -69,7 +72,9 @@ def test_the_options_are_those_of_servers_and_fronts() -> None:
     assert not unknown
     given = {name: value for name, value in vars(parsed).items() if name not in ("command", "config", "print_config")}
     resolve(given, {}, None)
-    FrontOptions(b"", **{name: each for name, each in front["args"].items() if name not in ("secret_file", "port")})
+    FrontOptions(
+        KEY, **{name: each for name, each in front["args"].items() if name not in ("cluster_key_file", "port")}
+    )
 
 
 def test_rays_schema_reads_them() -> None:
@@ -81,9 +86,10 @@ def test_the_builders_make_deployments_of_their_arguments(tmp_path: Path) -> Non
     pytest.importorskip("ray", reason="the builders need the extra ray: make ray")
     from mmserve.on_ray import apps
 
-    secret = tmp_path / "secret"
-    secret.write_text("ab" * 16 + "\n")
-    nodes, front = (each["args"] | {"secret_file": str(secret)} for each in _serve_config()["applications"])
-    assert apps.nodes(nodes)._bound_deployment.init_args == (["--model", "llava"], "ab" * 16, {}, "")
+    path = tmp_path / "key"
+    cluster_key.make_if_missing(path)
+    secret = cluster_key.read(path).secret.hex()
+    nodes, front = (each["args"] | {"cluster_key_file": str(path)} for each in _serve_config()["applications"])
+    assert apps.nodes(nodes)._bound_deployment.init_args == (["--model", "llava"], secret, {}, "")
     port, given, options = apps.front(front)._bound_deployment.init_args
-    assert (port, given, options["host"]) == (8000, "ab" * 16, "0.0.0.0")
+    assert (port, given, options["host"]) == (8000, secret, "0.0.0.0")

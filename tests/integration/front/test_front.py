@@ -106,7 +106,7 @@ def test_the_same_picture_goes_to_one_replica_and_pictures_spread() -> None:
         replicas = [FakeReplica() for _ in range(4)]
         async with front_of(*replicas) as (url, _):
             chosen = []
-            for number in range(16):
+            for number in range(6):
                 picture = {"url": f"data:image/png;base64,{number:04d}" + "A" * 20_000}
                 for _ in range(2):
                     before = [len(each.relays) for each in replicas]

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from mmserve.ipc.cluster_key import ClusterKey, written
 from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, commented, sealed
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Behaviour, Upstream, say
@@ -17,7 +18,7 @@ from tests.fakes.http_worker import Worker, http_worker, run
 from tests.integration.httpserver.test_chat import HELLO
 from tests.integration.httpserver.test_tools import CALL, HERMES, WEATHER
 
-SECRET = b"0123456789abcdef0123456789abcdef"
+KEY = ClusterKey.of(bytes(32))
 TEXT = "A café — 🐦; END more"
 CHAT = "/v1/chat/completions"
 REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -46,7 +47,7 @@ async def _events(
     """Of a relayed request, comments among them."""
     body = json.dumps({"model": "stub", "stream": True} | fields).encode()
     relay = Relay(request_id="ab" * 16, created_s=77, body_nbytes=len(body), num_events=num_events)
-    header, tail = sealed(relay, sampled, SECRET)
+    header, tail = sealed(relay, sampled, KEY.fronts)
     headers = {"content-type": "application/json", RELAY_HEADER: header}
     async with (
         aiohttp.ClientSession() as session,
@@ -109,9 +110,10 @@ def _slowly(text: str) -> Behaviour:
     return behave
 
 
-def _secret(tmp_path: Path) -> str:
-    path = tmp_path / "secret"
-    path.write_bytes(SECRET + b"\n")
+def _key_file(tmp_path: Path) -> str:
+    path = tmp_path / "key"
+    path.write_bytes(written(KEY.secret))
+    path.chmod(0o600)
     return str(path)
 
 
@@ -120,7 +122,7 @@ def test_cut_anywhere_the_rest_comes_from_another_server_with_equal_text(name: s
     path, text, fields = REQUESTS[name]
 
     async def test() -> None:
-        async with http_worker(template=HERMES, front_secret_file=_secret(tmp_path)) as worker:
+        async with http_worker(template=HERMES, cluster_key_file=_key_file(tmp_path)) as worker:
             worker.upstream.behave = _slowly(text)
             whole = await _events(worker, path, fields)
             worker.upstream.behave = say(text)
@@ -140,7 +142,7 @@ def test_cut_anywhere_the_rest_comes_from_another_server_with_equal_text(name: s
 
 def test_the_engine_gets_only_what_is_missing_and_a_finished_answer_is_not_computed(tmp_path: Path) -> None:
     async def test() -> None:
-        async with http_worker(front_secret_file=_secret(tmp_path)) as worker:
+        async with http_worker(cluster_key_file=_key_file(tmp_path)) as worker:
             worker.upstream.behave = say("hello")
             await _events(worker, CHAT, {"messages": HELLO, "n": 2}, 0, (Sampled(1, (104, 101)), Sampled(0, (104,))))
             outputs = {request.id[-1]: len(request.output_ids) // 8 for request in worker.upstream.requests()}
@@ -157,9 +159,9 @@ def test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_mean
     async def test() -> None:
         body = json.dumps({"model": "stub", "messages": HELLO}).encode()
         relay = Relay(request_id="ab" * 16, created_s=77, body_nbytes=len(body))
-        header, tail = sealed(relay, (Sampled(0, (104,)),), SECRET)
+        header, tail = sealed(relay, (Sampled(0, (104,)),), KEY.fronts)
         forged = {
-            "another secret": (sealed(relay, (), SECRET[::-1])[0], body),
+            "another secret": (sealed(relay, (), KEY.encoders)[0], body),
             "other tokens": (header, body + tail[:-1] + b"x"),
             "no header of ours": ("abc", body),
         }
@@ -172,7 +174,7 @@ def test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_mean
             ):
                 return answer.status
 
-        async with http_worker(front_secret_file=_secret(tmp_path)) as worker:
+        async with http_worker(cluster_key_file=_key_file(tmp_path)) as worker:
             for what, (value, data) in forged.items():
                 assert await status(worker, value, data) == 403, what
         async with http_worker() as worker:

@@ -8,13 +8,14 @@ import zmq
 import zmq.asyncio
 
 from mmserve.front.reports import ReportListener
-from mmserve.ipc.front_keys import FrontKeys
+from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.curve import use_key
 from mmserve.router.reports.publisher import ReportPublisher
 from mmserve.scale.cluster import Cluster
 from mmserve.scale.reports import Holdings, Load, Report, encoded
 from tests.fakes.http_worker import run
 
-SECRET = b"0123456789abcdef0123456789abcdef"
+KEY, OTHER = ClusterKey.of(bytes(32)), ClusterKey.of(bytes([1] * 32))
 ANY_PORT = "tcp://127.0.0.1:*"
 _HELD = Report(Load(in_flight=3), (Holdings("pictures", 1, 0, (2**64 - 1,), snapshot=True),))
 
@@ -28,9 +29,9 @@ async def _until_heard(publisher: ReportPublisher, cluster: Cluster) -> None:
 
 def test_a_front_with_the_secret_learns_what_is_held_and_a_stranger_nothing() -> None:
     async def test() -> None:
-        with ReportPublisher(ANY_PORT, SECRET) as publisher:
+        with ReportPublisher(ANY_PORT, KEY) as publisher:
             known, stranger = Cluster(), Cluster()
-            listeners = ReportListener(known, SECRET), ReportListener(stranger, b"another secret, of another cluster")
+            listeners = ReportListener(known, KEY), ReportListener(stranger, OTHER)
             for cluster, listener in zip((known, stranger), listeners, strict=True):
                 cluster.set_replicas(["a"])
                 listener.set({"a": publisher.endpoint})
@@ -53,9 +54,9 @@ def test_who_knows_the_replicas_key_but_has_another_of_its_own_is_refused() -> N
 
     async def test() -> None:
         context = zmq.asyncio.Context()
-        with ReportPublisher(ANY_PORT, SECRET) as publisher:
+        with ReportPublisher(ANY_PORT, KEY) as publisher:
             socket = context.socket(zmq.SUB)
-            FrontKeys(SECRET).connect_side(socket)
+            use_key(socket, KEY)
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
             socket.subscribe(b"")
             events = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)

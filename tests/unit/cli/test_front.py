@@ -6,6 +6,7 @@ import pytest
 
 from mmserve.cli import main as cli
 from mmserve.front import run
+from mmserve.ipc import cluster_key
 from mmserve.runtime.logs import log
 from mmserve.supervisor.startup import listen, machine
 
@@ -17,6 +18,6 @@ def test_a_front_may_open_more_files_than_usual(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(machine, "allow_descriptors", lambda: done.append("descriptors"))
     monkeypatch.setattr(listen, "listen", lambda *_: done.append("listen"))
     monkeypatch.setattr(run, "run", lambda *_: done.append("run"))
-    (secret := tmp_path / "secret").write_text("s" * 32)
-    assert cli.main(["front", "--replica", "http://a:8000", "--front-secret-file", str(secret)]) == 0
+    cluster_key.make_if_missing(path := tmp_path / "key")
+    assert cli.main(["front", "--replica", "http://a:8000", "--cluster-key-file", str(path)]) == 0
     assert done == ["descriptors", "listen", "run"]

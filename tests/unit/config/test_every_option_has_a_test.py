@@ -101,8 +101,6 @@ SHOWN_BY = {
     "replicas": "ray/test_replicas.py::test_streams_go_on_when_a_replica_is_killed_and_ray_places_another_one",
     "min_replicas": "ray/test_replicas.py::test_servers_end_while_nobody_asks_and_come_back",
     "ray_address": "unit/cli/test_replicas.py::test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets",
-    "front_secret_file": "integration/httpserver/test_relayed.py"
-    "::test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_means_nothing",
     "reports_endpoint": "e2e/test_front.py::test_streams_go_on_with_equal_text_when_a_replica_is_killed",
     "kv_events_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
     "kv_events_replay_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",

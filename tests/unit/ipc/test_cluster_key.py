@@ -31,7 +31,10 @@ def test_a_copy_gives_the_same_keys_and_another_file_others(path: Path, tmp_path
     cluster_key.make_if_missing(other)
     assert cluster_key.read(copy) == cluster_key.read(path)
     keys = [cluster_key.read(file) for file in (path, other)]
-    assert len({pair.secret for key in keys for pair in (key.listening, key.connecting)}) == 4
+    secrets = [(key.secret, key.encoders, key.fronts, key.listening.secret, key.connecting.secret) for key in keys]
+    assert len(set().union(*secrets)) == 10
+    assert keys[0].hash_seed != keys[1].hash_seed
+    assert not [each for each in secrets[0] if repr(each) in repr(keys[0])], "what is printed shows no secret"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
@@ -42,11 +45,11 @@ def test_a_file_that_others_can_use_is_refused(path: Path, mode: int) -> None:
 
 
 def test_a_missing_file_and_one_that_is_no_key_are_refused(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-2])
+    path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(StartupError, match="is no key file"):
         cluster_key.read(path)
     path.unlink()
-    with pytest.raises(StartupError, match="does not exist: copy it from node 0"):
+    with pytest.raises(StartupError, match="does not exist: copy it from the first machine"):
         cluster_key.read(path)
 
 

@@ -58,15 +58,17 @@ def model(tmp_path: Path) -> ModelSpec:
     return ModelSpec(family="llava", path=str(tmp_path), text=text, vision=VISION, checkpoint_dtype="float16")
 
 
+_PLACE = {"run_dir": "/run/x", "url": "http://127.0.0.1:1"}
+
+
 def _make(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> Deployment:
     config, rows = Config(**options), VISION.num_rows if model.vision is not None else 0  # type: ignore[arg-type]
-    return plan.make(config, model, machine, run_dir="/run/x", url="http://127.0.0.1:1", max_image_rows=rows)
+    return plan.make(config, model, machine, max_image_rows=rows, **_PLACE)
 
 
 def _with_draft(model: ModelSpec, draft: ModelSpec, machine: Machine = LAPTOP, **options: object) -> Deployment:
     config = Config(speculative_model="draft", **options)  # type: ignore[arg-type]
-    place = {"run_dir": "/run/x", "url": "http://127.0.0.1:1"}
-    return plan.make(config, model, machine, max_image_rows=VISION.num_rows, draft=draft, **place)
+    return plan.make(config, model, machine, max_image_rows=VISION.num_rows, draft=draft, **_PLACE)
 
 
 def _refused(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> str:
@@ -258,6 +260,9 @@ def test_two_starts_have_two_hash_seeds(model: ModelSpec) -> None:
 def test_servers_share_a_hash_seed_that_was_given(model: ModelSpec) -> None:
     assert _make(model, mm_hash_seed=0).hash_seed == 0
     assert _make(model, mm_hash_seed=7).hash_seed == 7
+    for given, expected in ((None, 8), (7, 7)):
+        config = Config(mm_hash_seed=given)
+        assert plan.make(config, model, LAPTOP, shared_seed=8, **_PLACE).hash_seed == expected
 
 
 def test_topology_counts_and_titles(model: ModelSpec) -> None:
