@@ -21,9 +21,9 @@ from benchmarks.load import report
 from benchmarks.load.server import Target, serve
 from mmserve.batch.resume import opened
 from mmserve.batch.source import check
-from mmserve.load import plan
-from mmserve.load.client import Body, run
-from mmserve.offline.batch_file import answer_file
+from mmserve.cli.bench import plan
+from mmserve.cli.bench.client import Body, run
+from mmserve.client.offline.batch_file import answer_file
 
 _IN_FLIGHT = 136
 _TARGET = 0.95

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.load.server import serve
-from mmserve.chaos.drill import Plan, Result, run
-from mmserve.chaos.questions import Question, default_questions, with_known_answers
-from mmserve.chaos.report import render
-from mmserve.chaos.schedule import FAULTS, chosen
+from mmserve.cli.chaos.drill import Plan, Result, run
+from mmserve.cli.chaos.questions import Question, default_questions, with_known_answers
+from mmserve.cli.chaos.report import render
+from mmserve.cli.chaos.schedule import FAULTS, chosen
 from training.sample import samples
 
 MAX_GROWTH = 0.03

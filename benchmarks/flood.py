@@ -18,7 +18,7 @@ from benchmarks.load.memory import MIB, sampled
 from benchmarks.load.probes import ProbeTarget, ProbeTimes, probes
 from benchmarks.load.server import Target, parse_target, targets_or_started
 from benchmarks.load.workload import Workload, bodies
-from mmserve.load.client import Record, run
+from mmserve.cli.bench.client import Record, run
 
 IDLE_S = 8.0
 TIMEOUT_S = 600.0

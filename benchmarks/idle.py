@@ -26,7 +26,7 @@ from benchmarks.load.cpu import cpu_use
 from benchmarks.load.memory import MIB, usage
 from benchmarks.load.server import Target, serve
 from benchmarks.load.workload import Workload, bodies
-from mmserve.load.client import run
+from mmserve.cli.bench.client import run
 
 READY_S, FIRST_READY_S = 3.0, 5.0
 CPU_PERCENT = 1.0

@@ -23,8 +23,8 @@ from benchmarks.media.cache_process import CacheProcess, cache_process
 from benchmarks.media.limit import limit_of
 from benchmarks.media.netrefs import list_alloc_ms
 from benchmarks.media.worker import Sample, Worker
+from mmserve.cli.bench.plan import jpeg
 from mmserve.config.config import Config
-from mmserve.load.plan import jpeg
 
 SIZE = (644, 364)
 COUNTS = [1, 4, 8, 16, 32, 64, 128]

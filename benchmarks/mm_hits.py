@@ -16,7 +16,7 @@ import statistics
 from benchmarks.load import report
 from benchmarks.load.server import Target, parse_target, serve
 from benchmarks.load.workload import Workload, bodies
-from mmserve.load.client import Record, run
+from mmserve.cli.bench.client import Record, run
 
 HITS = (0, 50, 100)
 TIMEOUT_S = 300.0

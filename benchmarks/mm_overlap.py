@@ -17,8 +17,8 @@ import random
 
 from benchmarks.load import report
 from benchmarks.load.server import Target, parse_target, targets_or_started
-from mmserve.load.client import run
-from mmserve.load.plan import jpeg, words
+from mmserve.cli.bench.client import run
+from mmserve.cli.bench.plan import jpeg, words
 
 TIMEOUT_S = 300.0
 POOL_SEED = 99

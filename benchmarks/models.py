@@ -37,7 +37,7 @@ from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload
 from benchmarks.peers.servers import OURS, PEERS, Capacity, Peer, Setup, started
 from mmserve.checkpoint.vision_families import FAMILIES
-from mmserve.metrics.names import PREFIX
+from mmserve.monitoring.metrics.names import PREFIX
 
 OF_VLLM = 1.3
 """Target: requests/s of a shape over vLLM's."""

@@ -1,4 +1,4 @@
-"""Simulates many replicas behind fronts, with the fronts' own tables and policy (``mmserve/scale``). No server runs.
+"""Simulates many replicas behind fronts, by their own tables and policy (``mmserve/cluster/scale``). No server runs.
 
 Requests with one picture each arrive at random; pictures are drawn with a Zipf distribution. A replica encodes one
 picture at a time, then computes with a number of slots, and keeps the last pictures that fit. Times are simulated;
@@ -20,9 +20,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from benchmarks.load import report
-from mmserve.scale.cluster import Cluster
-from mmserve.scale.policy import Want
-from mmserve.scale.reports import Holdings, Load
+from mmserve.cluster.scale.cluster import Cluster
+from mmserve.cluster.scale.policy import Want
+from mmserve.cluster.scale.reports import Holdings, Load
 
 
 @dataclass(frozen=True)

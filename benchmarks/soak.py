@@ -39,9 +39,9 @@ import psutil
 import pybase64
 
 from benchmarks.load.server import serve
-from mmserve.chaos.leftovers import left_over
-from mmserve.chaos.processes import ServerProcesses
-from mmserve.load.plan import jpeg, words
+from mmserve.cli.bench.plan import jpeg, words
+from mmserve.cli.chaos.leftovers import left_over
+from mmserve.cli.chaos.processes import ServerProcesses
 
 LOAD = 0.8
 FIFTHS = 5

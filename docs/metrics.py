@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mmserve.metrics.names import METRICS, PREFIX, Metric
+from mmserve.monitoring.metrics.names import METRICS, PREFIX, Metric
 
 _HEAD = f"""\
 # Metrics
 
-Made by `make docs` from `mmserve/metrics/names.py`; do not edit.
+Made by `make docs` from `mmserve/monitoring/metrics/names.py`; do not edit.
 
 `GET /metrics` has these figures of all processes together, in Prometheus' text format; each name begins with
 `{PREFIX}`. Counters end in `_total`; histograms have `_bucket`, `_sum` and `_count`. Counters and histograms go on

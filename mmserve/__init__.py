@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmserve.client.completions import ServerError
-    from mmserve.offline.answer import Answer
-    from mmserve.offline.async_llm import AsyncLLM
-    from mmserve.offline.llm import LLM
+    from mmserve.client.offline.answer import Answer
+    from mmserve.client.offline.async_llm import AsyncLLM
+    from mmserve.client.offline.llm import LLM
 
 __all__ = ["LLM", "Answer", "AsyncLLM", "ServerError"]
 _MODULES = {
-    "LLM": "mmserve.offline.llm",
-    "Answer": "mmserve.offline.answer",
-    "AsyncLLM": "mmserve.offline.async_llm",
+    "LLM": "mmserve.client.offline.llm",
+    "Answer": "mmserve.client.offline.answer",
+    "AsyncLLM": "mmserve.client.offline.async_llm",
     "ServerError": "mmserve.client.completions",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mmserve.load.plan import words
+from mmserve.cli.bench.plan import words
 
 _KINDS = ("words", "numbers", "code", "unicode", "list")
 _UNICODE = "é ü ß ñ ж щ λ Ω 漢 字 日 本 の は 한 국 🙂 🚀 ← ≠ €".split()

@@ -11,7 +11,7 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from mmserve.load.plan import words
+from mmserve.cli.bench.plan import words
 
 VOCAB = 49_152
 _SPECIAL = 32

@@ -8,7 +8,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from mmserve.load.plan import jpeg, words
+from mmserve.cli.bench.plan import jpeg, words
 
 IMAGES = 4
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.frontend.bodies import Body, behind, in_text, padded, text
-from mmserve.load.plan import jpeg
+from mmserve.cli.bench.plan import jpeg
 
 QUESTION = "What is it?"
 Part = dict[str, Any]

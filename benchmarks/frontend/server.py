@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 from mmserve.cli import main as cli
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S as HEARTBEAT_S
-from mmserve.health.heartbeat import HeartbeatSender
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+from mmserve.monitoring.health.heartbeat import INTERVAL_S as HEARTBEAT_S
+from mmserve.monitoring.health.heartbeat import HeartbeatSender
 from mmserve.supervisor import run as supervisor_run
 from mmserve.supervisor.topology import Topology, topology
 

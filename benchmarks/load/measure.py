@@ -14,7 +14,7 @@ from benchmarks.load.named import Mixed
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload, bodies
 from benchmarks.memory.pictures import IGNORE_EOS, Body, Pictures
-from mmserve.load.client import Record, run
+from mmserve.cli.bench.client import Record, run
 
 TIMEOUT_S = 300.0
 Run = tuple[list[Record], float]

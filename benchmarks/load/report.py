@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.load.memory import MIB, Peak
-from mmserve.load.client import Record
+from mmserve.cli.bench.client import Record
 
 Row = dict[str, object]
 

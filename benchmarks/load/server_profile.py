@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchmarks.load.measure import RequestOptions, sent
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload
-from mmserve.load.client import Record
+from mmserve.cli.bench.client import Record
 
 _FEW_WORDS, _MANY_WORDS = 8, 136
 _ANSWER_WITHIN_S = 10.0

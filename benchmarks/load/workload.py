@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmserve.load.plan import data_url, jpeg, words
+from mmserve.cli.bench.plan import data_url, jpeg, words
 
 _DOCUMENT = Path(__file__).parents[1] / "answers/harbour.txt"
 _BEGINNING_WORDS = 20

@@ -15,7 +15,7 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.media.reader import MediaReader
 from mmserve.httpserver.mm_cache.leases import MediaLeases
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 
 Identify = Callable[[Sequence[bytes], str], Awaitable[list[MediaItem]]]
 

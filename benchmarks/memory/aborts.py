@@ -12,7 +12,7 @@ from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S, own_figures
 from benchmarks.memory.gauges import held_resources, scrape, until_released
 from benchmarks.memory.pictures import Body
-from mmserve.load.client import Record, run
+from mmserve.cli.bench.client import Record, run
 
 _EARLY_SHARE = 0.25
 """Share of the disconnects that happen within _EARLY_S, while bodies are still being received."""

@@ -14,7 +14,7 @@ from benchmarks.memory.gauges import LEAKS, PEAKS, scrape
 from benchmarks.memory.memory_guard import MemoryGuard
 from benchmarks.memory.pictures import Body, Pictures
 from benchmarks.memory.text_probe import text_probe
-from mmserve.load.client import Record, run
+from mmserve.cli.bench.client import Record, run
 
 TIMEOUT_S = 600.0
 IDLE_S = 4.0

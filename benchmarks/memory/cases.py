@@ -11,7 +11,7 @@ from benchmarks.load.memory import available_nbytes
 from benchmarks.load.server import Target, serve
 from benchmarks.memory.memory_guard import MIN_AVAILABLE_NBYTES
 from benchmarks.memory.pictures import Pictures
-from mmserve.load.client import run
+from mmserve.cli.bench.client import run
 
 OFF = "gate off"
 _FRONT = ("benchmarks.memory.pickled.front",)

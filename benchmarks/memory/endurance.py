@@ -13,7 +13,7 @@ from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S
 from benchmarks.memory.memory_guard import MemoryGuard
 from benchmarks.memory.pictures import Pictures
-from mmserve.load.client import Record, run
+from mmserve.cli.bench.client import Record, run
 
 _REQUESTS_A_CONNECTION = 4
 _FIRST_S = 60.0

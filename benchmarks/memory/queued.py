@@ -15,7 +15,7 @@ from benchmarks.memory.endurance import closed_loop
 from benchmarks.memory.gauges import Samples, scrape
 from benchmarks.memory.pictures import Pictures
 from benchmarks.memory.text_probe import text_bodies
-from mmserve.load.client import Record, run
+from mmserve.cli.bench.client import Record, run
 
 _TEXTS = 100
 _PAUSE_S = 0.1

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from benchmarks.load.beside import beside
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload, bodies
-from mmserve.load.client import Record, run
+from mmserve.cli.bench.client import Record, run
 
 INTERVAL_S = 0.2
 TIMEOUT_S = 120.0

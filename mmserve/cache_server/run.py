@@ -15,11 +15,11 @@ from mmserve.cache_server.table import MediaTable
 from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import FaultPoint
 from mmserve.ipc.status_http import Page, serving_pages
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 
 _REPORT_INTERVAL_S = INTERVAL_S / 2

@@ -92,9 +92,9 @@ def batch(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, options: dict[str, Any], checked: Any, files: Any) -> tuple[int, int]:
     """Lines with an answer, and with an error. Raises StartupError and OSError."""
+    from mmserve.client.offline.batch_file import answer_file
+    from mmserve.client.offline.options import checked as checked_options
     from mmserve.client.own_server import own_server
-    from mmserve.offline.batch_file import answer_file
-    from mmserve.offline.options import checked as checked_options
 
     with contextlib.ExitStack() as stack:
         if arguments.url:

@@ -47,7 +47,7 @@ def completion(shell: str, parser: argparse.ArgumentParser) -> int:
     # Imported here: it would slow down --help.
     import shtab
 
-    from mmserve.capacity.hardware import GPU_NAMES
+    from mmserve.cli.plan.hardware import GPU_NAMES
 
     for action in _actions(parser):
         option = OPTIONS.get(action.dest)

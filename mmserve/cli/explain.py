@@ -93,7 +93,7 @@ async def _ask(url: str, key: str | None, body: Mapping[str, Any]) -> dict[str, 
 
 def render(found: Mapping[str, Any]) -> str:
     """The answer as text for a terminal."""
-    from mmserve.chat.answer import printable
+    from mmserve.cli.chat.answer import printable
 
     images = found["images"]
     cached = f"{found['cached_tokens']} of them in the prefix cache"

@@ -39,8 +39,8 @@ def add_front(commands: Any) -> None:
 def front(arguments: argparse.Namespace) -> int:
     """Run the command until a signal ends it. Raises StartupError."""
     # Imported here: the server's libraries would slow down --help.
-    from mmserve.front.replicas import Replica
-    from mmserve.front.run import FrontOptions, run
+    from mmserve.cluster.front.replicas import Replica
+    from mmserve.cluster.front.run import FrontOptions, run
     from mmserve.ipc import cluster_key
     from mmserve.runtime.logs import log
     from mmserve.supervisor.startup.listen import listen, url_of

@@ -10,16 +10,16 @@ from importlib import metadata
 from typing import NoReturn
 
 from mmserve.cli.batch import add_batch, batch
-from mmserve.cli.bench import add_bench, bench
-from mmserve.cli.chaos import add_chaos, chaos
-from mmserve.cli.chat import add_chat, chat
+from mmserve.cli.bench.command import add_bench, bench
+from mmserve.cli.chaos.command import add_chaos, chaos
+from mmserve.cli.chat.command import add_chat, chat
 from mmserve.cli.completion import add_completion, completion
-from mmserve.cli.doctor import add_doctor, doctor
+from mmserve.cli.doctor.command import add_doctor, doctor
 from mmserve.cli.encoder import add_encoder, encoder
 from mmserve.cli.explain import add_explain, explain
 from mmserve.cli.front import add_front, front
 from mmserve.cli.models import add_models, models
-from mmserve.cli.plan import add_plan, plan
+from mmserve.cli.plan.command import add_plan, plan
 from mmserve.cli.serve import add_serve, serve
 from mmserve.cli.status import add_status, status
 from mmserve.config.options import OptionError

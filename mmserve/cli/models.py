@@ -11,7 +11,7 @@ from mmserve.config.options import OPTIONS
 from mmserve.runtime.errors import StartupError
 
 if TYPE_CHECKING:
-    from mmserve.capacity.model_report import Bytes, ModelReport, PictureReport
+    from mmserve.cli.plan.model_report import Bytes, ModelReport, PictureReport
 
 _OTHERS = (
     "Other text models are computed by transformers' modules where these fit: pip install 'mmserve[transformers]'. "
@@ -56,8 +56,8 @@ def _listing(*, as_json: bool) -> str:
 def _report(name: str, arguments: argparse.Namespace) -> int:
     import msgspec
 
-    from mmserve.capacity.model_report import report
     from mmserve.checkpoint.locate import locate
+    from mmserve.cli.plan.model_report import report
     from mmserve.supervisor.startup.tensor_check import check_tensors
 
     try:

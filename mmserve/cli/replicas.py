@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mmserve.cluster.on_ray.environment import set_for_own_ray
 from mmserve.config.config import Config
 from mmserve.config.options import OPTIONS, as_words
-from mmserve.on_ray.environment import set_for_own_ray
 from mmserve.runtime.errors import StartupError
 
 _OF_THE_FRONT = frozenset(
@@ -20,7 +20,7 @@ def serve_replicas(config: Config) -> int:
         set_for_own_ray()
     try:
         # Imported here: most servers have no Ray.
-        from mmserve.on_ray import run
+        from mmserve.cluster.on_ray import run
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

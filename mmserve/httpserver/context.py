@@ -20,7 +20,6 @@ from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.httpserver.batch_store.store import BatchStore
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks
@@ -47,7 +46,8 @@ from mmserve.ipc.channel import AsyncReceiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.faults import FaultPoint
 from mmserve.messages.reply import HttpInbound, ImageRows, SequenceStages, ServerPhase, TokenReply
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.retry_after import Clock
 from mmserve.runtime.worker_threads import WorkerThreads

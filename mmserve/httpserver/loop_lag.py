@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 
 INTERVAL_S = 0.05
 

@@ -11,7 +11,7 @@ from mmserve.config.process import Process
 from mmserve.httpserver.context import open_worker
 from mmserve.httpserver.server import serve
 from mmserve.httpserver.services import open_services
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms lets a thread that decodes or hashes delay the event loop by that much each time."""

@@ -20,7 +20,7 @@ from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.httpserver.prompt.chat_template import template_of
 from mmserve.httpserver.request.path import PromptSource
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     attempt: int = 0
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
     pictures: tuple[int, ...] = ()
-    """A front's names of the request's pictures, and of the beginnings of its text (``scale/reports``)."""
+    """A front's names of the request's pictures, and of the beginnings of its text (``cluster/scale/reports``)."""
     blocks: tuple[int, ...] = ()
     num_deaths: int = 0
     """How often the engine has died while computing it, since its last token. From SUSPECT_FROM on, it may be why."""

@@ -8,8 +8,6 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import HeartbeatSender
-from mmserve.health.long_work import LongWork
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepResult
 from mmserve.model_backend import distributed
@@ -19,6 +17,8 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.serving import PlansAhead, PlansAtOnce, Send, serve
 from mmserve.model_backend.worker.embedding_source import SentRows
 from mmserve.model_backend.worker.model_runner import ModelRunner
+from mmserve.monitoring.health.heartbeat import HeartbeatSender
+from mmserve.monitoring.health.long_work import LongWork
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.runtime.memory import allocator
 from mmserve.runtime.startup_timer import StartupTimer

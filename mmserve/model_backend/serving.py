@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Protocol
 
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import BrokenLink, Receiver
 from mmserve.messages.step import RankInbound, StepPlan, StepResult
 from mmserve.model_backend.worker.embedding_source import SentRows
 from mmserve.model_backend.worker.in_flight import InFlight
 from mmserve.model_backend.worker.model_runner import ModelRunner
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 
 Send = Callable[[StepResult], object]
 Computing = Callable[[], AbstractContextManager[None]]

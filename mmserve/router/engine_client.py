@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import BrokenLink, Receiver, Sender, wait_for_any
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan, StepResult
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 
 _SHORT_STEP_S = 0.005
 """Messages may wait so long for the end of a step. Waiting for two sockets made steps of 1 ms a tenth longer."""

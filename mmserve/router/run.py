@@ -10,14 +10,14 @@ from pathlib import Path
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process, Stop
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc import cluster_key
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import num_http_endpoints
 from mmserve.ipc.faults import FaultPoint
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.router.encoder_links import EncoderLinks
 from mmserve.router.engine_client import EngineClient
 from mmserve.router.inbox import Inbox

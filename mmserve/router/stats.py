@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.router.scheduler.scheduler import Scheduler
 
 

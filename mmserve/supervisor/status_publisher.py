@@ -13,7 +13,7 @@ from mmserve.ipc.http_links import HttpLinks
 from mmserve.messages.reply import ServerPhase
 from mmserve.messages.request import EngineInbound, WorkerDied
 from mmserve.messages.status import HealthInbound, ProcessTable
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.supervisor.topology import Epoch, Member
 
 

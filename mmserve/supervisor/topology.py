@@ -82,13 +82,17 @@ def topology(deployment: Deployment) -> Topology:
     if config.join is not None:
         return [Role("encoder", "mmserve.visualserver.encoder.run:run")]
     if config.node_rank:
-        return [_fork_server(), Role("node", "mmserve.nodes.run:run_node", engine=True), _ranks(deployment)]
+        return [_fork_server(), Role("node", "mmserve.cluster.nodes.run:run_node", engine=True), _ranks(deployment)]
     roles = [
         _fork_server(with_towers=deployment.model.vision is not None),
-        Role("metrics", "mmserve.metrics.run:run"),
-        Role("health", "mmserve.health.run:run", listens="health"),
+        Role("metrics", "mmserve.monitoring.metrics.run:run"),
+        Role("health", "mmserve.monitoring.health.run:run", listens="health"),
         Role("cache_server", "mmserve.cache_server.run:run", epoch="cache"),
-        *([Role("nodes", "mmserve.nodes.run:run_head", engine=True, epoch="engine")] if config.nnodes > 1 else []),
+        *(
+            [Role("nodes", "mmserve.cluster.nodes.run:run_head", engine=True, epoch="engine")]
+            if config.nnodes > 1
+            else []
+        ),
         _ranks(deployment),
         Role("router", "mmserve.router.run:run", engine=True, epoch="engine"),
         Role(

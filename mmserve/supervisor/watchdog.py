@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from mmserve.health.heartbeat import INTERVAL_S, read_beat
-from mmserve.health.stuck import Watched, stuck_processes
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, read_beat
+from mmserve.monitoring.health.stuck import Watched, stuck_processes
 from mmserve.supervisor.attended_time import AttendedTime
 from mmserve.supervisor.child.process import Child
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 
 from mmserve.messages.request import AbortRequest, EncoderMessage, WorkerDied
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Turnover
 from mmserve.visualserver.batch_queue import Answer, BatchQueue
 from mmserve.visualserver.encode import Encoder, EncoderBatch

@@ -18,17 +18,17 @@ from mmserve.config.facts import encoder_facts_of
 from mmserve.config.gpu_memory import BATCH_IMAGES
 from mmserve.config.node_options import encoder_address
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc import cluster_key
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound
 from mmserve.messages.request import AbortRequest, CountImageRows, EncodeRequest, EngineInbound, VisualInbound
-from mmserve.metrics.client import MetricsClient
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.vision.interface import CountsRows, ViewTensors
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.isolated import IsolatedDecoder
 from mmserve.runtime.cpu.compute_progress import ComputeProgress

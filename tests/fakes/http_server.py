@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
 from mmserve.httpserver.http.uvicorn_server import UvicornServer
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from tests.fakes.samples import Samples
 
 REFUSAL = b'{"refused":true}'

@@ -28,7 +28,7 @@ from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.httpserver.server import serve
 from mmserve.httpserver.services import RequestServices, answer_format
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Clock
 from tests.fakes.chat_models import deployment_of
 from tests.fakes.http_services import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment

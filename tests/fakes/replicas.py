@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mmserve.front.run import Front, FrontOptions
+from mmserve.cluster.front.run import Front, FrontOptions
 from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, comment, opened
 from tests.fakes.http_server import serving

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.metrics.names import METRICS
-from mmserve.metrics.store import read_all
+from mmserve.monitoring.metrics.names import METRICS
+from mmserve.monitoring.metrics.store import read_all
 
 
 class Samples:

@@ -22,9 +22,9 @@ from mmserve.cli import main as cli
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import HeartbeatSender
 from mmserve.ipc.channel import Receiver
 from mmserve.messages.reply import HttpInbound, ServerPhase
+from mmserve.monitoring.health.heartbeat import HeartbeatSender
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor import run as supervisor_run
 from mmserve.supervisor.topology import Role, Topology, topology

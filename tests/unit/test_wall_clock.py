@@ -15,17 +15,17 @@ WALL_CLOCK = {
     ("time", name) for name in ("time", "time_ns", "ctime", "localtime", "gmtime", "strftime", "CLOCK_REALTIME")
 } | {(name, method) for name in ("datetime", "date") for method in ("now", "utcnow", "today")}
 SHOWN = {
-    "doctor/machine_checks.py",  # whether the date is set at all
+    "cli/doctor/machine_checks.py",  # whether the date is set at all
     "httpserver/batch_store/store.py",  # "created_at", and how long a file or a batch is kept over restarts
-    "cli/bench.py",  # when a run was made
+    "cli/bench/command.py",  # when a run was made
     "httpserver/api/models.py",  # "created" of a model
-    "front/attempts.py",  # "created" of an answer
+    "cluster/front/attempts.py",  # "created" of an answer
     "httpserver/call.py",
     "httpserver/api/openai/responses/compact.py",  # "created_at"
     "httpserver/api/openai/responses/events/fold.py",  # "completed_at"
     "httpserver/api/openai/responses/parse.py",
     "httpserver/prompt/chat_template.py",  # templates may say today's date
-    "metrics/state_page.py",  # when a sample of the last hour was taken
+    "monitoring/metrics/state_page.py",  # when a sample of the last hour was taken
     "httpserver/request/otlp_export.py",  # when a span began
     "router/kv_events/feed.py",  # when a batch of events was made
 }

@@ -16,7 +16,7 @@ from typing import Protocol
 from mmserve.httpserver.engine.live_sequence import LiveSequence
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import SUSPECT_FROM, AbortRequest, GenerateRequest, RequestMessage
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.uncancelled import to_completion
 
 ABORT_TIMEOUT_S = 15.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mmserve.messages.reply import ServerPhase
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
 from mmserve.runtime.retry_after import AFTER_SHUTDOWN_S, Clock, RestartTimes, Turnover
 

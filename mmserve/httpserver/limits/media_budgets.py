@@ -11,7 +11,7 @@ from mmserve.config.budgets import Budgets
 from mmserve.httpserver.call import AllocVersion
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import TooLarge
 

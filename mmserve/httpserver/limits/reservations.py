@@ -8,7 +8,7 @@ import time
 from collections import deque
 from types import TracebackType
 
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB, ByteBudget
 from mmserve.runtime.errors import TooLarge, Unavailable
 from mmserve.runtime.retry_after import Clock, Turnover

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import Unavailable
 from mmserve.runtime.memory.cgroup import GroupMemory, MemoryLimit, limited_groups

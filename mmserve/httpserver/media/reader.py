@@ -24,7 +24,7 @@ from mmserve.httpserver.media.content_key import ContentKeys
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.local import read_data_url, read_file_url
 from mmserve.messages.media import DEFAULT_PROCESSING, Processing
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.picture import Header, header
 from mmserve.runtime.byte_budget import MIB

@@ -18,7 +18,7 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.httpserver.call import AllocVersion
 from mmserve.httpserver.mm_cache.late_releases import LateReleases
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage, StoredImage
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
 from mmserve.runtime.retry_after import Turnover
 from mmserve.runtime.uncancelled import to_completion

@@ -30,7 +30,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, MediaRecord, NamedImage, StoredImage
 from mmserve.messages.media import Processing
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.processors.interface import Expansion
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S, Turnover

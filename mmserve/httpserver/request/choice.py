@@ -21,7 +21,7 @@ from mmserve.httpserver.request.token_bans import no_token_allowed
 from mmserve.messages.relay import Sampled
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import GrammarError, MediaError, MmserveError, Overloaded, Unavailable
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
 

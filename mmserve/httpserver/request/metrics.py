@@ -6,7 +6,7 @@ import time
 
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.answer_delta import AnswerDelta
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 
 
 class ChoiceMetrics:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.request.spans import RequestSpans, spans_of
 from mmserve.httpserver.request.trace import TraceRecord
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

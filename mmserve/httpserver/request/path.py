@@ -38,7 +38,7 @@ from mmserve.httpserver.request.sequences import sequences_of
 from mmserve.httpserver.request.token_bans import check_a_token_is_left
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import Grid
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.processors.interface import Expansion
 from mmserve.runtime.worker_threads import WorkerThreads
 

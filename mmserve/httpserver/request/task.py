@@ -22,7 +22,7 @@ from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.trace import RequestTrace, TraceSink
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Overloaded, Unavailable
 from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references
 from mmserve.runtime.logs import log

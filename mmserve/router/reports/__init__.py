@@ -1,4 +1,4 @@
-"""Tells fronts what this server holds of what they have sent, and how loaded it is (``scale/reports``).
+"""Tells fronts what this server holds of what they have sent, and how loaded it is (``cluster/scale/reports``).
 
 Door: ``feed.ReportFeed``. ``held_names`` and ``reporter`` are pure; ``publisher`` has the socket.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from mmserve.cluster.scale.reports import encoded
 from mmserve.messages.reply import SequenceStages, TokenReply
 from mmserve.messages.request import EngineInbound
 from mmserve.router.reports.publisher import ReportPublisher
 from mmserve.router.reports.reporter import Reporter
-from mmserve.scale.reports import encoded
 
 _INTERVAL_S = 0.25
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from mmserve.scale.reports import Holdings, Kind
+from mmserve.cluster.scale.reports import Holdings, Kind
 
 _MAX_NAMES = 1 << 16
 """Whatever their sizes: a request may name many things and hold nothing of them."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mmserve.cluster.scale.reports import Load, Report
 from mmserve.messages.reply import SequenceStages, TokenReply
 from mmserve.messages.request import EngineInbound, GenerateRequest, WorkerDied
 from mmserve.router.reports.held_names import HeldNames
-from mmserve.scale.reports import Load, Report
 
 _SNAPSHOT_EVERY = 20
 """Reports: a front that has missed one, or has just come, waits this long."""

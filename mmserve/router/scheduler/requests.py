@@ -13,7 +13,7 @@ from mmserve.router.scheduler.sequence import Sequence
 Clock = Callable[[], float]
 """Seconds on a monotonic clock."""
 Record = Callable[[str, float], None]
-"""Records one observation of a metric (metrics/names)."""
+"""Records one observation of a metric (monitoring/metrics/names)."""
 
 _FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
     "client": "abort",

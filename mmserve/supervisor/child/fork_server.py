@@ -17,8 +17,8 @@ from contextlib import closing
 import msgspec
 
 from mmserve.config.process import Stop
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.runtime.memory.allocator import importing
 from mmserve.supervisor.child.fork_messages import Ended, Forked, ForkRequest, NotForked, Serving, receive, send
 from mmserve.supervisor.child.protocol import ChildSpec, Reporter

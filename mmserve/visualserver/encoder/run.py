@@ -13,11 +13,11 @@ from pathlib import Path
 from mmserve.config.facts import encoder_facts_of
 from mmserve.config.node_options import Address, encoder_address
 from mmserve.config.process import Process, Stop
-from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
-from mmserve.health.long_work import LongWork
 from mmserve.ipc import cluster_key
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
+from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.monitoring.health.long_work import LongWork
 from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.isolated import IsolatedDecoder
 from mmserve.runtime.errors import StartupError

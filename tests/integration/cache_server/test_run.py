@@ -15,9 +15,9 @@ import pytest
 from mmserve.cache_server.client import connect
 from mmserve.cache_server.run import run
 from mmserve.config.process import Stop
-from mmserve.health.heartbeat import read_beat
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.monitoring.health.heartbeat import read_beat
 from tests.fakes.cache import alloc_item, until
 from tests.fakes.media import fake_process, model_spec
 from tests.fakes.samples import counted

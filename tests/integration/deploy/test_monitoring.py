@@ -18,11 +18,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.metrics import memory
-from mmserve.metrics.client import MetricsClient
-from mmserve.metrics.memory import ProcessMemory
-from mmserve.metrics.names import METRICS
-from mmserve.metrics.series import Series
+from mmserve.monitoring.metrics import memory
+from mmserve.monitoring.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.memory import ProcessMemory
+from mmserve.monitoring.metrics.names import METRICS
+from mmserve.monitoring.metrics.series import Series
 from mmserve.runtime.memory.cgroup import GroupMemory
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

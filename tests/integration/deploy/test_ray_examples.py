@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from mmserve.cli import main as cli
+from mmserve.cluster.front.run import FrontOptions
 from mmserve.config.options import resolve
-from mmserve.front.run import FrontOptions
 from mmserve.ipc import cluster_key
 from mmserve.ipc.cluster_key import ClusterKey
 
@@ -84,7 +84,7 @@ def test_rays_schema_reads_them() -> None:
 
 def test_the_builders_make_deployments_of_their_arguments(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the builders need the extra ray: make ray")
-    from mmserve.on_ray import apps
+    from mmserve.cluster.on_ray import apps
 
     path = tmp_path / "key"
     cluster_key.make_if_missing(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx2
 
-from mmserve.metrics.store import read_all
+from mmserve.monitoring.metrics.store import read_all
 from tests.fakes.http_worker import Worker, http_worker, run
 from tests.fakes.samples import counted
 from tests.integration.httpserver.test_chat import HELLO, PICTURE

@@ -17,13 +17,13 @@ import pytest
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
-from mmserve.health.heartbeat import Beat, read_beat
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import EngineInbound, VisualInbound
 from mmserve.messages.step import RankInbound, StepPlan
+from mmserve.monitoring.health.heartbeat import Beat, read_beat
 from tests.fakes.cache import until
 from tests.fakes.media import vision_spec
 from tests.fakes.rank import STOP_PLAN, FakeRank, serve_rank

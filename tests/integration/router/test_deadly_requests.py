@@ -16,7 +16,7 @@ from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from tests.fakes.rank import generate_alone
 from tests.fakes.samples import Samples
 from tests.unit.router.builders import Engine, request

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmserve.health.heartbeat import HeartbeatSender
 from mmserve.ipc.channel import BrokenLink, Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.step import (
@@ -22,6 +21,7 @@ from mmserve.messages.step import (
     StepPlan,
     StepResult,
 )
+from mmserve.monitoring.health.heartbeat import HeartbeatSender
 from mmserve.router.engine_client import EngineClient
 
 READY = RankReady(num_blocks=3, block_tokens=16)

@@ -7,12 +7,12 @@ import asyncio
 import zmq
 import zmq.asyncio
 
-from mmserve.front.reports import ReportListener
+from mmserve.cluster.front.reports import ReportListener
+from mmserve.cluster.scale.cluster import Cluster
+from mmserve.cluster.scale.reports import Holdings, Load, Report, encoded
 from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.ipc.curve import use_key
 from mmserve.router.reports.publisher import ReportPublisher
-from mmserve.scale.cluster import Cluster
-from mmserve.scale.reports import Holdings, Load, Report, encoded
 from tests.fakes.http_worker import run
 
 KEY, OTHER = ClusterKey.of(bytes(32)), ClusterKey.of(bytes([1] * 32))

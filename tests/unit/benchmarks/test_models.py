@@ -12,7 +12,7 @@ from benchmarks import models
 from benchmarks.checkpoints.shapes import SHAPES, write_settings
 from benchmarks.checkpoints.tokenizer import VOCAB, special_ids, tokenizer
 from mmserve.checkpoint.registry import ARCHITECTURES, read_model
-from mmserve.load.plan import words
+from mmserve.cli.bench.plan import words
 from mmserve.processors.registry import processor_for
 
 ROWS = {"Qwen2.5-VL": 391, "Qwen3-VL": 300, "InternVL": 320, "SmolVLM": 208}

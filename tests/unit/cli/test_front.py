@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmserve.cli import main as cli
-from mmserve.front import run
+from mmserve.cluster.front import run
 from mmserve.ipc import cluster_key
 from mmserve.runtime.logs import log
 from mmserve.supervisor.startup import listen, machine

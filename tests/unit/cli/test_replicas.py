@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import mmserve.on_ray
+import mmserve.cluster.on_ray
 from mmserve.cli import replicas
 from mmserve.cli.replicas import options_of, serve_replicas
 from mmserve.config.options import OptionError, resolve
@@ -23,8 +23,8 @@ def test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets(monkeypa
         return 7
 
     fake = SimpleNamespace(serve_replicas=run)
-    monkeypatch.setitem(sys.modules, "mmserve.on_ray.run", fake)
-    monkeypatch.setattr(mmserve.on_ray, "run", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "mmserve.cluster.on_ray.run", fake)
+    monkeypatch.setattr(mmserve.cluster.on_ray, "run", fake, raising=False)
     flags = {
         "replicas": "3",
         "min_replicas": "1",
@@ -54,7 +54,7 @@ def test_what_is_told_is_understood_again() -> None:
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "set_for_own_ray", lambda: None)
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "mmserve.on_ray.run", raising=False)
+    monkeypatch.delitem(sys.modules, "mmserve.cluster.on_ray.run", raising=False)
     with pytest.raises(StartupError, match=r"pip install 'mmserve\[ray\]'"):
         serve_replicas(resolve({"replicas": "2"}, {}, None))
 

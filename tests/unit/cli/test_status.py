@@ -16,16 +16,16 @@ import pytest
 from mmserve.cli import main as cli
 from mmserve.cli import status as status_command
 from mmserve.cli.status import render, tokens_per_s
-from mmserve.health.heartbeat import HeartbeatSender
-from mmserve.health.load import FIGURES, figures_of
-from mmserve.health.run import HealthCollector, serving_probes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import ServerPhase
 from mmserve.messages.status import ProcessRow, ProcessTable
-from mmserve.metrics.client import MetricsClient
-from mmserve.metrics.names import METRICS
-from mmserve.metrics.run import serving_metrics
-from mmserve.metrics.series import Series
+from mmserve.monitoring.health.heartbeat import HeartbeatSender
+from mmserve.monitoring.health.load import FIGURES, figures_of
+from mmserve.monitoring.health.run import HealthCollector, serving_probes
+from mmserve.monitoring.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.names import METRICS
+from mmserve.monitoring.metrics.run import serving_metrics
+from mmserve.monitoring.metrics.series import Series
 from mmserve.supervisor.startup import run_directory as run_directory_module
 from mmserve.supervisor.startup.run_directory import health_urls, run_directory
 

@@ -125,7 +125,7 @@ SHOWN_BY = {
     "cluster_key_file": "unit/config/test_node_options.py::test_what_cannot_work_is_refused",
     "encoders": "integration/visualserver/test_remote.py::test_rows_equal_those_of_this_machine",
     "join": "unit/config/test_node_options.py::test_encoders_need_a_key",
-    "node_timeout": "integration/nodes/test_links.py::test_a_silent_node_is_lost_after_node_timeout",
+    "node_timeout": "integration/cluster/nodes/test_links.py::test_a_silent_node_is_lost_after_node_timeout",
     "fault_injection": "unit/ipc/test_faults.py::test_a_process_takes_faults_only_with_the_option",
     "log_level": f"{LIFE}::test_the_log_level_applies_to_supervisor_and_servers",
     "log_format": f"{LIFE}::test_every_process_logs_json_lines",

@@ -7,7 +7,7 @@ import time
 from typing import cast
 
 from mmserve.httpserver.loop_lag import INTERVAL_S, sample_loop_lag
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from tests.fakes.samples import Samples
 
 

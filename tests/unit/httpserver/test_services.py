@@ -11,7 +11,7 @@ import pytest
 from mmserve.config.process import Process
 from mmserve.httpserver.services import open_services
 from mmserve.ipc.arena import Arena
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from tests.fakes.chat_models import deployment_of, write_chat_model
 
 

@@ -29,7 +29,8 @@ from tests.fakes.http_services import make_deployment
 from tests.fakes.media import encoded
 from tests.fakes.media import picture as new_picture
 
-SOURCES = {source: source.read_text() for source in (Path(__file__).parents[3] / "mmserve").rglob("*.py")}
+PACKAGE = Path(__file__).parents[3] / "mmserve"
+SOURCES = {source: source.read_text() for source in PACKAGE.rglob("*.py")}
 PUBLIC = "93.184.216.34"
 
 
@@ -173,15 +174,15 @@ def test_cve_2026_3059_no_internal_link_is_tcp() -> None:
     """All addresses of a server's own links are in ``ipc/endpoints.py``: Unix sockets in a directory of mode 0700.
 
     The others are named by the user: the feed of events, and links to other machines, which have keys
-    (tests/integration/nodes, tests/integration/front).
+    (tests/integration/cluster/nodes, tests/integration/cluster/front).
     """
     named_by_the_user = {
         *("config/config.py", "config/engine_options.py", "config/event_options.py", "config/node_options.py"),
-        *("cli/front.py", "front/replicas.py", "on_ray/node.py"),
+        *("cli/front.py", "cluster/front/replicas.py", "cluster/on_ray/node.py"),
         "config/options.py",  # ignores Kubernetes' variables, which begin like that
     }
     for source, text in SOURCES.items():
-        assert "tcp://" not in text or "/".join(source.parts[-2:]) in named_by_the_user, source
+        assert "tcp://" not in text or source.relative_to(PACKAGE).as_posix() in named_by_the_user, source
 
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "bos_token", "range", "__class__"])

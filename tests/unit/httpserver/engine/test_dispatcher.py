@@ -17,7 +17,7 @@ from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest, RequestMessage
 from mmserve.messages.sampling import SamplingParams
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from tests.fakes.samples import Samples
 
 

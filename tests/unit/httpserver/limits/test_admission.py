@@ -8,7 +8,7 @@ import pytest
 
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.messages.reply import ServerPhase
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
 from tests.fakes.samples import Samples
 

@@ -9,7 +9,7 @@ from typing import cast
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.idle_memory import return_memory_when_idle
 from mmserve.messages.reply import ServerPhase
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from tests.fakes.samples import Samples
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmserve.httpserver.limits.reservations import Reservation, Reservations
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import TooLarge, Unavailable
 from tests.fakes.leaks import leaks
 from tests.fakes.samples import Samples

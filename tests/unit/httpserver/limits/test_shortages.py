@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from mmserve.httpserver.limits.shortages import Shortages
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import Unavailable
 from mmserve.runtime.memory.cgroup import MemoryLimit, limited_groups
 from tests.fakes.samples import Samples

@@ -17,7 +17,7 @@ from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTask, RequestTasks
 from mmserve.messages.request import choice_id
-from mmserve.metrics.client import MetricsClient
+from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import MediaError, MmserveError, Overloaded, Unavailable
 from tests.fakes.calls import generate_call
 from tests.fakes.samples import Samples

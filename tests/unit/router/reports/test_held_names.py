@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmserve.cluster.scale.holdings import HoldingsTable
 from mmserve.router.reports.held_names import HeldNames
-from mmserve.scale.holdings import HoldingsTable
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from mmserve.cluster.scale.reports import Holdings, decoded, encoded
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest, WorkerDied
 from mmserve.messages.sampling import SamplingParams
 from mmserve.router.reports.reporter import Reporter
-from mmserve.scale.reports import Holdings, decoded, encoded
 
 _TIMES = {"image_decode": 0.1, "encode": 0.3, "queue": 0.2, "prefill": 0.5, "decode": 1.5}
 

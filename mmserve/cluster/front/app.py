@@ -1,0 +1,95 @@
+"""The ASGI app of a front: reads a request, names what it needs, forwards it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mmserve.cluster.front.attempts import Attempts, ForwardedRequest, forwarded_headers
+from mmserve.cluster.front.wants import Namer
+from mmserve.cluster.scale.policy import Want
+from mmserve.httpserver.api.anthropic import errors as anthropic
+from mmserve.httpserver.api.errors import response_to
+from mmserve.httpserver.api.openai import errors as openai
+from mmserve.httpserver.api.response import SSE_DONE, sse_event
+from mmserve.httpserver.http.auth import ApiKeyAuth
+from mmserve.httpserver.http.body import read_body
+from mmserve.httpserver.http.browser_guard import BrowserGuard
+from mmserve.httpserver.http.disconnect import WhileConnected
+from mmserve.httpserver.http.middleware import RequestMiddleware
+from mmserve.runtime.byte_budget import ByteBudget
+from mmserve.runtime.errors import MmserveError, Unavailable
+
+_GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/embeddings"})
+_NAMED = _GENERATING | {"/v1/responses"}
+_MESSAGES = "/v1/messages"
+_FULL_RETRY_AFTER_S = 1.0
+
+
+def make_app(
+    attempts: Attempts,
+    namer: Namer,
+    *,
+    max_body_nbytes: int,
+    bodies: ByteBudget,
+    host: str,
+    allowed_hosts: Sequence[str],
+) -> ASGIApp:
+    """``bodies``: memory for the bodies of all requests under way; each is kept until its answer has ended."""
+    front = _Front(attempts, namer, max_body_nbytes, bodies)
+    return RequestMiddleware(
+        front, ApiKeyAuth(()), BrowserGuard(host, allowed_hosts, ()), attempts.metrics, response_to, lambda scope: False
+    )
+
+
+class _Front:
+    def __init__(self, attempts: Attempts, namer: Namer, max_body_nbytes: int, bodies: ByteBudget) -> None:
+        self._attempts = attempts
+        self._namer = namer
+        self._max_body_nbytes = max_body_nbytes
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path == "/live" and method == "GET":
+            return await Response("alive")(scope, receive, send)
+        if path == "/metrics" and method == "GET":
+            return await Response(self._attempts.metrics.page(), media_type="text/plain")(scope, receive, send)
+        request = Request(scope, receive)
+        nbytes = self._declared(request)
+        if not self._bodies.fits(nbytes):
+            raise Unavailable("the bodies of requests take all memory for them", retry_after_s=_FULL_RETRY_AFTER_S)
+        self._bodies.take(nbytes)
+        try:
+            body = await read_body(request, self._max_body_nbytes)
+            generates = method == "POST" and path in _GENERATING
+            forwarded = ForwardedRequest(
+                method,
+                scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b""),
+                forwarded_headers(scope["headers"], {b"x-request-id": scope["state"]["request_id"].encode()}),
+                memoryview(body),
+                self._namer.want(body) if method == "POST" and path in _NAMED else Want(),
+                generates,
+                partial(_event, path),
+                scope["state"]["request_id"],
+            )
+            async with WhileConnected(scope):
+                await self._attempts.answer(forwarded, send)
+        finally:
+            self._bodies.give(nbytes)
+
+    def _declared(self, request: Request) -> int:
+        declared = request.headers.get("content-length", "")
+        if "transfer-encoding" in request.headers:
+            return self._max_body_nbytes
+        return min(int(declared), self._max_body_nbytes) if declared.isdecimal() else 0
+
+
+def _event(path: str, error: MmserveError) -> bytes:
+    if path == _MESSAGES:
+        return b"event: error\ndata: " + anthropic.error_body(error) + b"\n\n"
+    return sse_event(openai.error_body(error)) + SSE_DONE

@@ -1,0 +1,222 @@
+"""Sends one request to replica after replica until it is answered.
+
+A replica that cannot be reached, ends its connection, or refuses (429, 503) is left for another one. A stream that has
+begun goes on there from the tokens so far, so the client sees a pause and then the rest of the same text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.types import Send
+
+from mmserve.cluster.front.metrics import FrontMetrics
+from mmserve.cluster.front.progress import Progress
+from mmserve.cluster.front.replicas import Placement
+from mmserve.cluster.front.upstream import Headers, ReplicaLost, Upstream, UpstreamAnswer
+from mmserve.cluster.scale.policy import Want
+from mmserve.messages.relay import RELAY_HEADER, Relay, sealed
+from mmserve.runtime.errors import MmserveError, Unavailable
+
+_MAX_LOST = 3
+"""Replicas that may be lost without a token in between: a request that kills its replica must not kill them all."""
+_AGAIN_S = 0.5
+"""Until a replica that has failed is asked again because there is no other."""
+_REFUSALS = (429, 503)
+_LOST_RETRY_AFTER_S = 1.0
+_HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-authenticate")
+)
+_REPLACED = frozenset((b"x-request-id", b"request-id", b"date", b"server"))
+"""The front has its own."""
+
+
+@dataclass
+class ForwardedRequest:
+    """One request as the client sent it. ``generates``: its answer is made from its body alone and may be made again.
+
+    ``event_of``: an error as an event of the protocol's stream, and its end.
+    """
+
+    method: str
+    target: bytes
+    headers: Headers
+    body: memoryview
+    want: Want
+    generates: bool
+    event_of: Callable[[MmserveError], bytes]
+    request_id: str
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def may_act(self) -> bool:
+        """True if a replica must not get it twice."""
+        return not self.generates and self.method not in ("GET", "HEAD")
+
+
+@dataclass
+class Attempts:
+    """``secret``: shared with the replicas."""
+
+    replicas: Placement
+    metrics: FrontMetrics
+    secret: bytes
+
+    async def answer(self, request: ForwardedRequest, send: Send) -> None:
+        """Send the answer of the first replica that has one. Raises MmserveError if nothing was sent yet."""
+        await _Attempt(self, request, send).run()
+
+
+class _Attempt:
+    def __init__(self, shared: Attempts, request: ForwardedRequest, send: Send) -> None:
+        self._shared = shared
+        self._request = request
+        self._send = send
+        self._failed: list[str] = []
+        self._refusal: tuple[int, Headers, bytes] | None = None
+        self._progress = Progress()
+        self._started = False
+
+    async def run(self) -> None:
+        try:
+            await self._run()
+        except Unavailable as error:
+            if not (self._started and self._request.generates):
+                raise
+            await self._end_stream(error)
+
+    async def _run(self) -> None:
+        replicas, lost = self._shared.replicas, 0
+        while lost < _MAX_LOST:
+            before = len(self._progress.sampled)
+            try:
+                async with replicas.reserved(self._request.want, self._failed) as (replica, upstream):
+                    if replica in self._failed:  # there is no other
+                        if self._refusal is not None:
+                            break
+                        await asyncio.sleep(_AGAIN_S)
+                    if await self._try(upstream):
+                        return replicas.answered(replica)
+            except ReplicaLost as error:
+                replicas.failed(replica)
+                if error.sent and self._request.may_act:
+                    break  # nobody knows whether the replica has done it
+                if self._started and not self._request.generates:
+                    break  # the client has a part of an answer that cannot go on elsewhere
+                if len(self._progress.sampled) > before:
+                    self._failed, lost = [], 0
+                lost += error.sent or replica in self._failed
+            self._failed.append(replica)
+        await self._give_up()
+
+    async def _try(self, upstream: Upstream) -> bool:
+        """False if the replica refuses."""
+        request = self._request
+        headers, tail = self._relay_header()
+        sent_headers = [*request.headers, *headers]
+        answer = await upstream.send(request.method, request.target, sent_headers, [request.body, tail])
+        try:
+            if answer.status in _REFUSALS:
+                self._refusal = (answer.status, answer.headers, await _whole(answer))
+                return False
+            if answer.status == 200 and request.generates and _is_stream(answer):
+                await self._pass_stream(answer)
+            elif request.generates or self._started:
+                await self._pass_whole(answer)
+            else:
+                await self._pass_parts(answer)
+            return True
+        finally:
+            answer.close()
+
+    def _relay_header(self) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        request, progress = self._request, self._progress
+        if not request.generates:
+            return [], b""
+        if self._started:
+            self._shared.metrics.add("resumed", 1)
+        progress.restart()
+        relay = Relay(
+            request_id=request.request_id,
+            created_s=request.created_s,
+            body_nbytes=len(request.body),
+            num_events=progress.num_events,
+            pictures=request.want.pictures,
+            blocks=request.want.blocks,
+        )
+        header, tail = sealed(relay, progress.sampled, self._shared.secret)
+        return [(RELAY_HEADER.encode(), header.encode())], tail
+
+    async def _pass_stream(self, answer: UpstreamAnswer) -> None:
+        """Send whole events as they come."""
+        await self._start(answer.status, answer.headers)
+        async for part in answer.parts():
+            try:
+                shown = self._progress.take(part)
+            except (ValueError, msgspec.DecodeError):
+                raise ReplicaLost("its stream was damaged", sent=True) from None
+            if shown:
+                await self._send({"type": "http.response.body", "body": shown, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _pass_whole(self, answer: UpstreamAnswer) -> None:
+        """Send an answer once all of it has come, so that another replica can still give it."""
+        content = await _whole(answer)
+        if self._started:  # a stream that another replica has begun cannot go on here
+            return await self._end_stream(MmserveError(f"a replica answered with {answer.status}"))
+        await self._start(answer.status, answer.headers)
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def _pass_parts(self, answer: UpstreamAnswer) -> None:
+        """Send an answer as it comes. If it breaks off, so does the client's connection."""
+        await self._start(answer.status, answer.headers)
+        async for part in answer.parts():
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        if not self._started:
+            self._started = True
+            await self._send({"type": "http.response.start", "status": status, "headers": _kept(headers)})
+
+    async def _give_up(self) -> None:
+        error = Unavailable("no replica could answer this request", retry_after_s=_LOST_RETRY_AFTER_S)
+        if self._started or self._refusal is None:
+            raise error
+        status, headers, content = self._refusal
+        await self._start(status, headers)
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def _end_stream(self, error: MmserveError) -> None:
+        await self._send({"type": "http.response.body", "body": self._request.event_of(error), "more_body": False})
+
+
+async def _whole(answer: UpstreamAnswer) -> bytes:
+    return b"".join([part async for part in answer.parts()])
+
+
+def _is_stream(answer: UpstreamAnswer) -> bool:
+    return dict(answer.headers).get(b"content-type", b"").startswith(b"text/event-stream")
+
+
+def _kept(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [each for each in headers if each[0] not in _HOP_BY_HOP and each[0] not in _REPLACED]
+
+
+def forwarded_headers(headers: Headers, added: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """A client's headers for a replica: without those of its connection and those that only fronts may send."""
+    return [
+        *(
+            (name, value)
+            for name, value in headers
+            if name not in _HOP_BY_HOP
+            and name not in added
+            and name not in (b"host", b"content-length", b"expect")
+            and not name.startswith(b"x-mmserve-")
+        ),
+        *added.items(),
+    ]

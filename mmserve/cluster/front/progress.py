@@ -1,0 +1,31 @@
+"""How far one request's stream has come: what the client has, and what another replica needs to go on. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mmserve.cluster.front.events import PING, EventSplitter
+from mmserve.messages.relay import Sampled, commented
+
+
+@dataclass
+class Progress:
+    """``num_events``: events that the client has. ``sampled``: the tokens that they, and perhaps more, are made of."""
+
+    num_events: int = 0
+    sampled: list[Sampled] = field(default_factory=list)
+    _splitter: EventSplitter = field(default_factory=EventSplitter)
+
+    def restart(self) -> None:
+        """Another replica goes on; a part of an event from the last one is dropped."""
+        self._splitter = EventSplitter()
+
+    def take(self, data: bytes) -> bytes:
+        """What the client gets of these bytes from a replica: whole events. A damaged comment raises ValueError or
+        msgspec.DecodeError; then nothing of these bytes counts."""
+        events = self._splitter.feed(data)
+        comments = [commented(event) for event in events]
+        shown = [event for event, comment in zip(events, comments, strict=True) if comment is None]
+        self.sampled += [comment for comment in comments if comment is not None]
+        self.num_events += sum(not event.startswith(PING) for event in shown)
+        return b"".join(shown)

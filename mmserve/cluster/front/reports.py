@@ -1,0 +1,79 @@
+"""Listens to what replicas report: one encrypted connection a replica, which ZeroMQ makes again when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Protocol
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from mmserve.cluster.scale.reports import Holdings, Load, decoded
+from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.curve import use_key
+
+_UNREAD_REPORTS = 100
+_RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2000
+logger = logging.getLogger(__name__)
+
+
+class Known(Protocol):
+    """Implemented by scale.cluster.Cluster, and by on_ray.known.KnownReplicas for a process with several threads."""
+
+    def load(self, replica: str, load: Load, now_s: float) -> None: ...
+
+    def hold(self, replica: str, report: Holdings) -> bool: ...
+
+
+class ReportListener:
+    """Feeds ``cluster``. Used from one event loop."""
+
+    def __init__(self, cluster: Known, key: ClusterKey) -> None:
+        self._cluster = cluster
+        self._key = key
+        self._context = zmq.asyncio.Context()
+        self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
+
+    def set(self, endpoints: dict[str, str]) -> None:
+        """Where each replica reports, by id. Those that are left out are no longer listened to."""
+        for replica in [*self._tasks]:
+            if endpoints.get(replica) != self._tasks[replica][0]:
+                self._tasks.pop(replica)[1].cancel()
+        for replica, endpoint in endpoints.items():
+            if replica not in self._tasks:
+                task = asyncio.create_task(self._listen(replica, endpoint), name=f"reports of {replica}")
+                self._tasks[replica] = (endpoint, task)
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        tasks = [task for _, task in self._tasks.values()]
+        self.set({})
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._context.term()
+
+    async def _listen(self, replica: str, endpoint: str) -> None:
+        socket = self._context.socket(zmq.SUB)
+        try:
+            socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
+            socket.set_hwm(_UNREAD_REPORTS)
+            use_key(socket, self._key)
+            socket.subscribe(b"")
+            socket.connect(endpoint)
+            while True:
+                self._take(replica, await socket.recv())
+        finally:
+            socket.close(linger=0)
+
+    def _take(self, replica: str, data: bytes) -> None:
+        try:
+            report = decoded(data)
+        except msgspec.DecodeError as error:
+            logger.warning("a report of %s was not understood and is ignored: %s", replica, error)
+            return
+        self._cluster.load(replica, report.load, time.monotonic())
+        for holdings in report.holdings:
+            self._cluster.hold(replica, holdings)  # after a gap the next snapshot helps

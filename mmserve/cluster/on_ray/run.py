@@ -1,0 +1,95 @@
+"""``mmserve serve --replicas N``: a Ray of this machine, or a cluster, with N servers and a front."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+from mmserve.cluster.on_ray.apps import FRONT, front_app, nodes_app
+from mmserve.cluster.on_ray.front import NODES_APP
+from mmserve.ipc.cluster_key import new_secret
+from mmserve.runtime.errors import StartupError
+
+FRONT_APP = "front"
+POLICY = "mmserve.cluster.on_ray.autoscaling:policy"
+_TIMES = {"metrics_interval_s": 2.0, "look_back_period_s": 4.0, "upscale_delay_s": 4.0, "downscale_delay_s": 60.0}
+"""A server takes seconds to start, so a moment's load starts none, and a pause ends none."""
+_OBJECT_STORE_NBYTES = 80 << 20
+"""The least that Ray takes. Nothing is kept in it."""
+
+
+def serve_replicas(
+    count: tuple[int, int],
+    options: Sequence[str],
+    environment: Mapping[str, str],
+    front: Mapping[str, Any],
+    *,
+    port: int,
+    address: str | None,
+) -> int:
+    """Serve until SIGTERM or SIGINT. ``count``: the fewest and the most servers. ``options``: of each one.
+    ``front``: fields of FrontOptions. ``address``: of Ray; None: start one here."""
+    ended = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="mmserve-ray-") as directory:
+        _start_ray(address, directory)
+        try:
+            for signum in (signal.SIGTERM, signal.SIGINT):  # after Ray, which has set handlers of its own
+                signal.signal(signum, lambda number, frame: ended.set())
+            host = "127.0.0.1" if address is None else ""  # one machine: nobody else need reach the servers
+            _deploy(count, options, environment, host, front, port)
+            ended.wait()
+        finally:
+            serve.delete(FRONT_APP)
+            serve.delete(NODES_APP)
+            if address is None:
+                serve.shutdown()
+            ray.shutdown()
+    return 0
+
+
+def _deploy(
+    count: tuple[int, int],
+    options: Sequence[str],
+    environment: Mapping[str, str],
+    host: str,
+    front: Mapping[str, Any],
+    port: int,
+) -> None:
+    secret = new_secret().hex()
+    serve.start(proxy_location="Disabled")
+    try:
+        serve.run(nodes_app(options, secret, environment, host, **_scale(*count)), name=NODES_APP, route_prefix=None)
+        serve.run(front_app(port, secret, front), name=FRONT_APP, route_prefix=None)
+    except RuntimeError as error:
+        raise StartupError(f"the replicas did not start: {error}") from None
+    bound = serve.get_deployment_handle(FRONT, FRONT_APP).port.remote().result()
+    print(f"mmserve is ready: http://{front['host']}:{bound}, {_written(*count)} replicas", flush=True)
+
+
+def _scale(least: int, most: int) -> dict[str, Any]:
+    """Options of the deployment."""
+    if least == most:
+        return {"num_replicas": most}
+    policy = AutoscalingPolicy(policy_function=POLICY)
+    limits = {"min_replicas": least, "initial_replicas": max(1, least), "max_replicas": most}
+    return {"autoscaling_config": AutoscalingConfig(**limits, **_TIMES, policy=policy)}
+
+
+def _written(least: int, most: int) -> str:
+    return str(most) if least == most else f"{least} to {most}"
+
+
+def _start_ray(address: str | None, directory: str) -> None:
+    if address is not None:
+        ray.init(address=address, log_to_driver=False)
+        return
+    local: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1", "_temp_dir": directory}
+    local["object_store_memory"] = _OBJECT_STORE_NBYTES
+    ray.init(log_to_driver=True, **local)

@@ -1,0 +1,107 @@
+"""What a front knows of its replicas, and where it sends a request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from random import Random
+
+from mmserve.cluster.scale.holdings import HoldingsTable
+from mmserve.cluster.scale.loads import ReplicaLoad
+from mmserve.cluster.scale.policy import Choice, Policy, Want
+from mmserve.cluster.scale.reports import Holdings, Kind, Load
+from mmserve.cluster.scale.ring import Ring
+from mmserve.cluster.scale.suspects import Suspects
+
+
+class Cluster:
+    """``now_s``, wherever it is asked for: of one monotonic clock. ``seed``: of the random candidates."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.tables: dict[Kind, HoldingsTable] = {"pictures": HoldingsTable(), "blocks": HoldingsTable()}
+        self.decisions: Counter[str] = Counter()
+        """By reason."""
+        self._replicas: list[str] = []
+        self._loads: dict[str, ReplicaLoad] = {}
+        self._ring = Ring()
+        self._suspects = Suspects()
+        self._in_flight = 0
+        """Of all replicas together."""
+        self._policy = Policy(
+            self._replicas, self._ring, self.tables["pictures"], self.tables["blocks"], self._loads, Random(seed)
+        )
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Ids, in the order in which they joined."""
+        return tuple(self._replicas)
+
+    def set_replicas(self, replicas: Iterable[str]) -> None:
+        """All that there are now. Ids stay the same over a replica's restart: they are its place on the ring."""
+        wanted = list(dict.fromkeys(replicas))
+        for replica in set(self._replicas) - set(wanted):
+            self._leave(replica)
+        new = [replica for replica in wanted if replica not in self._loads]
+        self._replicas += new
+        self._loads.update((replica, ReplicaLoad()) for replica in new)
+        self._ring.add(new)
+
+    def _leave(self, replica: str) -> None:
+        self._replicas.remove(replica)
+        self._in_flight -= self._loads.pop(replica).in_flight
+        self._ring.remove(replica)
+        self._suspects.forget(replica)
+        for table in self.tables.values():
+            table.forget(replica)
+
+    def hold(self, replica: str, report: Holdings) -> bool:
+        """Apply a replica's report. False: ask it for a snapshot. Reports of those that have left are ignored."""
+        return replica not in self._loads or self.tables[report.kind].apply(replica, report)
+
+    def load(self, replica: str, load: Load, now_s: float) -> None:
+        """Apply a replica's report of its load."""
+        if (known := self._loads.get(replica)) is not None:
+            before = known.in_flight
+            known.report(load, now_s)
+            self._in_flight += known.in_flight - before
+
+    def reported(self, replica: str) -> Load:
+        """What it told last of its load."""
+        return self._loads[replica].reported
+
+    def reported_at_s(self, replica: str) -> float:
+        """When it told its load last; minus infinity: never."""
+        return self._loads[replica].reported_at_s
+
+    def choose(self, want: Want, now_s: float, exclude: Collection[str] = ()) -> Choice | None:
+        """The best replica, which counts as sent there. ``exclude``: those that have failed this request already; they
+        are asked again only if there is no other. None without replicas."""
+        ranked = self.ranked(want, now_s, exclude)
+        if not ranked:
+            return None
+        self.sent(ranked[0], now_s)
+        return ranked[0]
+
+    def ranked(self, want: Want, now_s: float, exclude: Collection[str] = ()) -> list[Choice]:
+        """A few replicas, best first."""
+        avoid = {*exclude, *self._suspects.avoided(now_s)}
+        mean = self._in_flight / len(self._replicas) if self._replicas else None
+        return self._policy.ranked(want, avoid, mean)
+
+    def sent(self, choice: Choice, now_s: float) -> None:
+        """The request was sent there. Nothing happens if the replica has left meanwhile."""
+        if (load := self._loads.get(choice.replica)) is not None:
+            before = load.in_flight
+            load.send(choice.work_s, now_s)
+            self._in_flight += load.in_flight - before
+            self._suspects.probe(choice.replica, now_s)
+            self.decisions[choice.reason] += 1
+
+    def failed(self, replica: str, now_s: float) -> None:
+        """A request sent there got no answer, or a broken one."""
+        if replica in self._loads:
+            self._suspects.fail(replica, now_s)
+
+    def answered(self, replica: str) -> None:
+        """A request sent there was answered."""
+        self._suspects.answer(replica)

@@ -1,0 +1,91 @@
+"""What a front knows of Ray's replicas. Without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmserve.cluster.front.replicas import Replica
+from mmserve.cluster.on_ray.known import KnownReplicas
+from mmserve.cluster.scale.cluster import Cluster
+from mmserve.cluster.scale.policy import Want
+from mmserve.cluster.scale.reports import Holdings, Load
+
+_WANT = Want(pictures=(7,), tokens=10)
+
+
+def _metadata(*names: str, generation: int = 0) -> dict[str, dict[str, str]]:
+    return {
+        f"ray-{name}-{generation}": {"id": name, "url": f"http://{name}:{generation}", "reports": f"tcp://{name}:1"}
+        for name in names
+    }
+
+
+def _known(*names: str) -> KnownReplicas:
+    known = KnownReplicas()
+    known.set(_metadata(*names))
+    return known
+
+
+def test_replicas_are_ranked_by_what_they_hold_and_all_are_offered() -> None:
+    known = _known("a", "b", "c", "d", "e", "f", "g", "h")
+    known.load("f", Load(encode_s=1.0), 0.0)
+    known.hold("f", Holdings("pictures", 0, 0, (7,), snapshot=True))
+    for name in "abcdegh":
+        known.load(name, Load(encode_s=1.0), 0.0)
+    ranked = known.ranked(_WANT, _metadata(*"abcdefgh").keys(), ())
+    assert ranked[0] == "ray-f-0"
+    assert sorted(ranked) == sorted(_metadata(*"abcdefgh"))
+
+
+def test_those_that_have_failed_the_request_come_last_and_unknown_ones_are_left_out() -> None:
+    known = _known("a", "b", "c")
+    ranked = known.ranked(_WANT, [*_metadata("a", "b", "c"), "ray-new-0"], ("b",))
+    assert ranked[-1] == "ray-b-0"
+    assert len(ranked) == 3
+
+
+def test_a_replica_keeps_its_place_when_it_starts_again_under_another_name_of_rays() -> None:
+    known = _known("a", "b")
+    known.hold("a", Holdings("pictures", 0, 0, (7,), snapshot=True))
+    known.set(_metadata("a", generation=1) | _metadata("b"))
+    assert known.cluster.replicas == ("a", "b")
+    assert set(known.ranked(_WANT, ["ray-a-1", "ray-b-0"], ())) == {"ray-a-1", "ray-b-0"}
+
+
+def test_reports_wait_for_the_thread_of_rays_router() -> None:
+    """Otherwise a replica could leave while its report is applied, and be chosen ever after."""
+    known = _known("a")
+    seen: list[bool] = []
+
+    class Watched(Cluster):
+        def load(self, replica: str, load: Load, now_s: float) -> None:
+            seen.append(known._lock.locked())
+
+        def hold(self, replica: str, report: Holdings) -> bool:
+            seen.append(known._lock.locked())
+            return True
+
+    known.cluster = Watched()
+    known.load("a", Load(), 0.0)
+    known.hold("a", Holdings("pictures", 0, 0, snapshot=True))
+    assert seen == [True, True]
+
+
+def test_a_change_is_told_once_and_one_without_an_address_is_not_there_yet() -> None:
+    known, told = KnownReplicas(), list[Sequence[Replica]]()
+    known.watch(told.append)
+    known.set({"ray-x-0": {}})
+    for _ in range(2):
+        known.set(_metadata("a"))
+    assert told == [(), (Replica("a", "http://a:0", "tcp://a:1"),)]
+
+
+def test_what_is_sent_counts_until_a_report() -> None:
+    known = _known("a", "b")
+    for name in "ab":
+        known.load(name, Load(encode_s=1.0), 0.0)
+    first = known.ranked(_WANT, _metadata("a", "b").keys(), ())[0]
+    for _ in range(5):
+        known.sent(_WANT, first.split("-")[1])
+    assert known.ranked(Want(tokens=1), _metadata("a", "b").keys(), ())[0] != first
+    assert sum(known.cluster.decisions.values()) == 5

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmserve.cluster.scale.cluster import Cluster
+from mmserve.cluster.scale.policy import Want
+from mmserve.cluster.scale.reports import Holdings, Kind, Load
+
+_COSTS = Load(slots=8, encode_s=0.5, prefill_s=0.001)
+_PICTURE = Want(pictures=(7,), tokens=100)
+
+
+def _cluster(*replicas: str, load: Load = _COSTS) -> Cluster:
+    cluster = Cluster()
+    cluster.set_replicas(replicas)
+    for replica in replicas:
+        cluster.load(replica, load, 0.0)
+    return cluster
+
+
+def _hold(cluster: Cluster, replica: str, *names: int, kind: Kind = "pictures") -> None:
+    assert cluster.hold(replica, Holdings(kind, 0, 0, names, snapshot=True))
+
+
+def _chosen(cluster: Cluster, want: Want, now_s: float = 0.0, exclude: tuple[str, ...] = ()) -> str:
+    choice = cluster.choose(want, now_s, exclude)
+    assert choice is not None
+    return choice.replica
+
+
+def test_a_request_goes_where_its_picture_is() -> None:
+    cluster = _cluster(*"abcdefgh")
+    _hold(cluster, "e", 7)
+    choice = cluster.choose(_PICTURE, 0.0)
+    assert choice is not None
+    assert (choice.replica, choice.reason) == ("e", "held")
+    assert choice.work_s == 100 * _COSTS.prefill_s
+
+
+def test_a_prompt_goes_where_most_of_it_is_computed() -> None:
+    cluster = _cluster(*"abcdefgh")
+    _hold(cluster, "b", 1, 2, kind="blocks")
+    _hold(cluster, "f", 1, 2, 3, 4, kind="blocks")
+    assert _chosen(cluster, Want(blocks=(1, 2, 3, 4, 5), tokens=80)) == "f"
+    assert _chosen(cluster, Want(blocks=(1, 2, 13), tokens=48)) in "bf"
+
+
+def test_all_fronts_send_a_new_picture_to_the_same_replica() -> None:
+    fronts = [_cluster(*"abcdefgh"), _cluster(*"hgfedcba")]
+    for name in range(50):
+        assert len({_chosen(front, Want((name << 57,), (), 10), float(name)) for front in fronts}) == 1
+        for front in fronts:
+            for replica in "abcdefgh":
+                front.load(replica, _COSTS, name + 0.5)
+
+
+def test_a_hot_picture_spreads_once_its_queue_costs_more_than_encoding_it() -> None:
+    cluster = _cluster(*"abcdefgh")
+    _hold(cluster, "a", 7)
+    chosen = []
+    for _ in range(40):
+        replica = _chosen(cluster, _PICTURE)
+        chosen.append(replica)
+    others = [replica for replica in chosen if replica != "a"]
+    assert chosen[:4] == ["a"] * 4
+    assert others, "the picture never spread"
+    assert chosen.count("a") * 0.1 < 1.5  # its queue is no longer than an encoding and the others' work
+
+
+def test_a_report_that_has_seen_the_requests_replaces_the_fronts_own_count() -> None:
+    cluster = _cluster("a", "b")
+    _hold(cluster, "a", 7)
+    for _ in range(3):
+        assert _chosen(cluster, _PICTURE, 1.0, ("b",)) == "a"
+    cluster.load("a", _COSTS, 1.01)  # made before they arrived
+    assert _chosen(cluster, Want(tokens=1), 1.01) == "b"
+    cluster.load("a", _COSTS, 2.0)
+    cluster.load("b", Load(wait_s=0.2), 2.0)
+    assert _chosen(cluster, Want(tokens=1), 2.0) == "a"
+
+
+def test_what_was_sent_to_replicas_that_do_not_report_is_forgotten_after_a_minute() -> None:
+    cluster = Cluster()
+    cluster.set_replicas("ab")
+    for second in range(1000):
+        cluster.choose(_PICTURE, float(second))
+    loads = cluster._loads.values()  # what they take of memory
+    assert sum(load.in_flight for load in loads) <= 2 * 61
+    assert cluster._in_flight == sum(load.in_flight for load in loads)
+
+
+def test_an_overloaded_holder_is_avoided_even_where_its_costs_are_unknown() -> None:
+    cluster = _cluster(*"abcd", load=Load())
+    _hold(cluster, "a", 7)
+    counts = dict.fromkeys("abcd", 0)
+    for _ in range(400):
+        counts[_chosen(cluster, _PICTURE)] += 1
+    assert max(counts.values()) <= 1.25 * 100 + 6
+
+
+def test_one_that_failed_gets_nothing_for_five_seconds_and_then_one_request_tries_it() -> None:
+    cluster = _cluster("a", "b")
+    _hold(cluster, "a", 7)
+    cluster.failed("a", 10.0)
+    assert _chosen(cluster, _PICTURE, 14.9) == "b"
+    assert _chosen(cluster, _PICTURE, 15.1) == "a"
+    assert _chosen(cluster, _PICTURE, 15.1) == "b"
+    cluster.answered("a")
+    assert _chosen(cluster, _PICTURE, 15.2) == "a"
+
+
+def test_where_all_are_avoided_one_of_them_is_asked_all_the_same() -> None:
+    cluster = _cluster("a", "b")
+    for replica in "ab":
+        cluster.failed(replica, 0.0)
+    assert _chosen(cluster, _PICTURE, 1.0) in "ab"
+    cluster.answered("b")
+    assert _chosen(cluster, _PICTURE, 1.0, exclude=("b",)) in "ab"
+
+
+def test_the_only_one_left_is_found_even_if_chance_and_ring_name_others() -> None:
+    names = [f"node{number}" for number in range(100)]
+    cluster = _cluster(*names)
+    assert _chosen(cluster, _PICTURE, exclude=tuple(names[:-1])) == names[-1]
+
+
+def test_without_replicas_there_is_no_choice() -> None:
+    assert Cluster().choose(_PICTURE, 0.0) is None
+
+
+def test_a_replica_that_left_is_never_chosen_and_its_late_reports_are_ignored() -> None:
+    cluster = _cluster("a", "b")
+    _hold(cluster, "a", 7)
+    cluster.choose(_PICTURE, 0.0)
+    cluster.set_replicas(["b"])
+    assert cluster.hold("a", Holdings("pictures", 0, 1, (9,)))
+    cluster.load("a", _COSTS, 1.0)
+    cluster.failed("a", 1.0)
+    assert cluster.replicas == ("b",)
+    assert _chosen(cluster, _PICTURE) == "b"
+    assert len(cluster.tables["pictures"]) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300)), max_size=60),
+    st.lists(st.integers(0, 4), max_size=5, unique=True),
+)
+def test_the_choice_is_one_of_the_replicas_and_never_one_to_avoid_while_there_are_others(
+    requests: list[tuple[int, int]], excluded: list[int]
+) -> None:
+    names = [f"n{number}" for number in range(5)]
+    exclude = tuple(names[number] for number in excluded)
+    cluster = _cluster(*names)
+    for number, (picture, tokens) in enumerate(requests):
+        replica = _chosen(cluster, Want((picture,), (), tokens), number * 0.01, exclude)
+        assert replica in names
+        assert replica not in exclude or len(exclude) == len(names)
+    assert sum(cluster.decisions.values()) == len(requests)
