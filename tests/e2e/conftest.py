@@ -26,8 +26,9 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 
 @pytest.fixture(scope="session")
-def default_stack() -> Iterator[Stack]:
-    with running("--enable-admin", default_memory=True) as server:
+def default_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    batches = ("--batch-dir", str(tmp_path_factory.mktemp("batches")))
+    with running("--enable-admin", *batches, default_memory=True) as server:
         yield server
 
 

@@ -1,6 +1,7 @@
 """The code blocks of README, CONTRIBUTING and docs, and the reasons why some are not run.
 
-The comment ``<!-- not run: REASON -->`` before a block says that no test can run it.
+The comment ``<!-- not run: REASON; PATH, ... -->`` before a block says that no test can run it as it stands, and where
+the same is done.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Block(NamedTuple):
     language: str
     code: str
     not_run: str | None
-    """The reason, if no test runs it."""
+    """The reason, if no test runs it, and where the same is done."""
 
 
 def blocks() -> list[Block]:

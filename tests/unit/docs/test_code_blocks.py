@@ -97,6 +97,13 @@ def test_few_blocks_are_not_run() -> None:
     assert len(marked) < len([block for block in blocks() if block.language in RUN]) / 2
 
 
+@pytest.mark.parametrize("block", [block for block in blocks() if block.not_run], ids=_id)
+def test_a_block_that_is_not_run_names_what_runs_the_same(block: Block) -> None:
+    reason, _, places = (block.not_run or "").partition("; ")
+    assert reason
+    assert places == "by hand" or all((ROOT / place).is_file() for place in places.split(", ")), places
+
+
 def test_a_mark_belongs_to_the_block_after_it() -> None:
     text = (
         "<!-- not run: docker -->\n```bash\ndocker ps\n```\n\n- list\n\n    ```python\n    pass\n    ```\n\n    x = 1\n"
