@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from benchmarks.load.server import serve
+from tests.e2e.plans import check_plan
 from tests.e2e.stack import LITTLE_MEMORY, Stack
 from tests.fakes.checkpoints import EOS, PAD, TEXT_FAMILIES, make_text
 
@@ -62,11 +63,12 @@ def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     directory = make_text(tmp_path, family, hidden_size=128)
     generation = {"eos_token_id": [EOS, *STOPS], "bos_token_id": 1}
     (directory / "generation_config.json").write_text(json.dumps(generation))
-    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
-    with serve(*options, model=str(directory)) as target:
+    planned = ("--dtype", "float32", *LITTLE_MEMORY, "--http-workers", "1")
+    with serve(*planned, "--served-model-name", "tiny", model=str(directory)) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
         found = asyncio.run(answers(stack))
+        check_plan(stack, str(directory), *planned)
         stack.check_all_released()
     assert found == expected(directory)
     assert {reason for _, reason in found} == {"stop", "length"}

@@ -31,6 +31,7 @@ from tests.e2e.picture_chats import (
     request,
     write_generation_config,
 )
+from tests.e2e.plans import check_plan
 from tests.e2e.stack import Stack
 from tests.fakes.engine import BLOCK_TOKENS
 from tests.fakes.picture_families import PICTURE_FAMILIES, Processed
@@ -48,9 +49,10 @@ LONG, THEIR_LONG = {"max_tokens": 64, "stop_token_ids": [STOP]}, {"max_new_token
 
 
 class Served(NamedTuple):
-    """A family behind a server."""
+    """A family behind a server. ``memory``: the options that a plan takes too."""
 
     directory: Path
+    memory: tuple[str, ...]
     processed: Processed
     stack: Stack
     known: dict[str, Answer]
@@ -85,12 +87,12 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory, ranks = make(tmp_path_factory.mktemp(request.param)), RANKS[request.param]
     write_generation_config(directory, GENERATION)
     kv_nbytes = (CONTEXT + 2 * BLOCK_TOKENS) * kv_token_nbytes(load(directory), ranks, 4)
-    memory = ("--kv-cache-gb", str(kv_nbytes / (1 << 30)), "--mm-cache-gb", "0.1", "--max-model-len", str(CONTEXT))
-    options = ("--dtype", "float32", *memory, "--served-model-name", "tiny", "--http-workers", "1", "--tp", str(ranks))
-    with serve(*options, *CHUNKS, model=str(directory)) as target:
+    caches = ("--kv-cache-gb", str(kv_nbytes / (1 << 30)), "--mm-cache-gb", "0.1", "--max-model-len", str(CONTEXT))
+    memory = ("--dtype", "float32", *caches, *CHUNKS, "--http-workers", "1", "--tp", str(ranks))
+    with serve(*memory, "--served-model-name", "tiny", model=str(directory)) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
-        yield Served(directory, processed, stack, {})
+        yield Served(directory, memory, processed, stack, {})
         stack.check_all_released()
 
 
@@ -98,6 +100,11 @@ def test_16_clients_are_answered_as_by_transformers(family: Served) -> None:
     """Cold, and from the caches. Their fields override generation_config.json."""
     cold, again = ask_all(family.stack, QUESTIONS), ask_all(family.stack, QUESTIONS)
     assert cold == again == family.expected(QUESTIONS)
+
+
+def test_a_plan_says_what_the_server_has(family: Served) -> None:
+    family.ask(("no picture",))
+    check_plan(family.stack, str(family.directory), *family.memory)
 
 
 def test_generation_config_is_what_requests_leave_out(family: Served) -> None:
