@@ -68,6 +68,14 @@ def test_an_error_is_the_servers_own(default_stack: Stack, environment: dict[str
     assert "http://127.0.0.1:9: " in nobody.stderr
 
 
+def test_the_named_model_is_asked_wherever_the_url_comes_from(
+    default_stack: Stack, environment: dict[str, str]
+) -> None:
+    ended = _run({**environment, "OPENAI_BASE_URL": default_stack.url}, "--model", "no-such", "hello")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "no-such" in ended.stderr
+
+
 def test_a_chat_in_a_terminal(terminal: pexpect.spawn, tmp_path: Path) -> None:
     terminal.sendline(f"{QUESTION} {PICTURE}")
     terminal.expect("126x121")

@@ -99,6 +99,7 @@ def _connect(
     from mmserve.client.own_server import own_server
 
     url = arguments.url or os.environ.get("OPENAI_BASE_URL")
+    own = not url
     key = os.environ.get("MMSERVE_API_KEY") or os.environ.get("OPENAI_API_KEY")
     if not url:
         name = arguments.model or "llava"
@@ -109,7 +110,8 @@ def _connect(
     served = client.models()
     if not served:
         raise ServerError(f"{url} serves no model")
-    return client, arguments.model if arguments.url and arguments.model else served[0]
+    # A server that was started serves one model, whose name need not be the path that was given.
+    return client, served[0] if own or not arguments.model else arguments.model
 
 
 def _ask_once(

@@ -31,6 +31,17 @@ def load(place: str) -> Picture:
     return Picture(file.url, f"{Path(place).name} {file.width}x{file.height}, {max(1, file.nbytes >> 10)} kB")
 
 
+def typed_place(text: str) -> str:
+    """A path or URL. A terminal writes the path of a dropped file in quotes or with backslashes."""
+    if is_url(text) or Path(text).expanduser().exists():
+        return text
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a single apostrophe
+        return text
+    return words[0] if len(words) == 1 else text
+
+
 def split_paths(text: str) -> tuple[str, list[str]]:
     """Take the paths of existing picture files out of a question. Returns what is left, and the paths."""
     if not any(suffix in text.lower() for suffix in _SUFFIXES):

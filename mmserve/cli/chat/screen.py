@@ -65,5 +65,9 @@ class Screen:
 def _text_of(content: object) -> str:
     if not isinstance(content, list):
         return str(content)
-    parts = [part.get("text") or f"[{part.get('type')}]" for part in content if isinstance(part, dict)]
+    parts = [part.get("text") or _named(part.get("type")) for part in content if isinstance(part, dict)]
     return " ".join(parts)
+
+
+def _named(kind: object) -> str:
+    return "[picture]" if kind == "image_url" else f"[{kind}]"

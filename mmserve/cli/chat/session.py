@@ -122,7 +122,7 @@ class ChatSession:
         conversation, screen = self._conversation, self._screen
         match name:
             case "image":
-                self.add_picture(argument)
+                self.add_picture(pictures.typed_place(argument))
             case "system":
                 conversation.system = argument
             case "set" if argument:
@@ -140,14 +140,18 @@ class ChatSession:
             case "clear":
                 conversation.messages.clear()
                 self._pictures.clear()
+                screen.note("[all is forgotten]")
             case "show":
                 screen.conversation(conversation.messages)
             case "stats":
                 self._stats = not self._stats
+                screen.note(f"[times are {'shown' if self._stats else 'no longer shown'}]")
             case "save":
                 store.write(Path(argument).expanduser(), conversation)
+                screen.note(f"[saved to {argument}]")
             case "load":
                 self._conversation = store.read(Path(argument).expanduser())
+                screen.note(f"[{len(self._conversation.messages)} messages; /show shows them]")
             case "help":
                 screen.note(commands.help_text())
 

@@ -28,6 +28,16 @@ def test_a_file_is_sent_as_it_is(png: Path) -> None:
     assert picture.label == "a b.png 30x20, 1 kB"
 
 
+@pytest.mark.parametrize("typed", ["a b.png", "'a b.png'", '"a b.png"', "a\\ b.png"])
+def test_a_path_is_taken_as_a_terminal_writes_that_of_a_dropped_file(png: Path, typed: str) -> None:
+    assert pictures.typed_place(typed) == png.name
+
+
+@pytest.mark.parametrize("typed", ["it's.png", "b c.png", "https://example.com/a%20b.png"])
+def test_another_place_stays_as_it_was_typed(typed: str) -> None:
+    assert pictures.typed_place(typed) == typed
+
+
 def test_the_kind_is_the_files_not_its_names(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.new("RGB", (8, 8)).save(path, "JPEG")

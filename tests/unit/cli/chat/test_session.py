@@ -83,9 +83,11 @@ def test_a_question_that_is_refused_is_forgotten_and_its_picture_kept(
     path = tmp_path / "a.png"
     Image.new("RGB", (9, 9)).save(path)
     client, _ = _chat(
-        [f"/image {path}", "one", "two", "three"], [[ServerError("HTTP 400: no")], _says("2"), _says("3")]
+        [f"/image '{path}'", "one", "two", "/show", "three"], [[ServerError("HTTP 400: no")], _says("2"), _says("3")]
     )
-    assert "HTTP 400: no" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "HTTP 400: no" in printed
+    assert "user: [picture] two" in printed
     pictures = [[part["type"] for part in body["messages"][0]["content"]] for body in client.bodies]
     assert pictures == [["image_url", "text"]] * 3
     assert _questions(client)[1:] == ["2", "three"]
@@ -149,3 +151,10 @@ def test_commands_show_what_is_there(capsys: pytest.CaptureFixture[str]) -> None
     _chat(["one", "/set seed 3", *(line for line, _ in shows)], [_says("1")])
     printed = capsys.readouterr().err
     assert all(shown(printed) for _, shown in shows)
+
+
+def test_times_are_shown_once_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    _chat(["one", "/stats", "two", "/stats", "three"], [_says("1"), _says("2"), _says("3")])
+    printed = capsys.readouterr().err
+    assert printed.count("[first token after") == 1
+    assert printed.index("times are shown") < printed.index("[first token") < printed.index("no longer shown")
