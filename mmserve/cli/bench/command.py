@@ -194,10 +194,9 @@ def _targets(arguments: argparse.Namespace) -> Iterator[list[Target]]:
     key = os.environ.get("MMSERVE_API_KEY") or os.environ.get("OPENAI_API_KEY")
     urls = [url.rstrip("/").removesuffix("/v1") for url in arguments.compare or [arguments.url] if url]
     if urls:
-        names = ["server"] if len(urls) == 1 else urls
         yield [
             Target(name, url, arguments.model or served_model(url, key), key)
-            for name, url in zip(names, urls, strict=True)
+            for name, url in zip(names(urls), urls, strict=True)
         ]
         return
     name = arguments.model or "llava"

@@ -32,7 +32,9 @@ class Level:
 
     @property
     def name(self) -> str:
-        return f"{self.concurrency} clients" if self.rate is None else f"{self.rate:g} requests/s"
+        if self.rate is not None:
+            return f"{self.rate:g} requests/s"
+        return f"{self.concurrency} client{'' if self.concurrency == 1 else 's'}"
 
     @property
     def size(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mmserve.cli.bench import plan
@@ -23,6 +24,14 @@ class Target:
     url: str
     model: str
     api_key: str | None = None
+
+
+def names(urls: Sequence[str]) -> list[str]:
+    """Of servers to measure. One that is compared with itself, which shows how much figures differ by chance, is
+    numbered."""
+    if len(urls) == 1:
+        return ["server"]
+    return [f"{url} ({place})" if urls.count(url) > 1 else url for place, url in enumerate(urls, 1)]
 
 
 def served_model(url: str, api_key: str | None) -> str:

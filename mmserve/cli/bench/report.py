@@ -57,7 +57,7 @@ class Run:
 def rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """A table: a heading, and a row for each run."""
     columns = [column for column in _COLUMNS if any(column[0] in run.figures for run in runs)]
-    heading = ("run", *(title for _, title in columns))
+    heading = ("times in ms", *(title for _, title in columns))
     return [heading, *((_label(run), *(_cell(run.figures.get(name, math.nan)) for name, _ in columns)) for run in runs)]
 
 

@@ -49,7 +49,7 @@ def test_a_sweep_measures_every_level(server: OpenAiServer, tmp_path: Path, caps
     # The fake server counts four tokens for a word.
     assert {len(text_of(body).split()) for body in _of_runs(server)} == {10}
     printed = capsys.readouterr().out
-    assert [line.split("  ")[0] for line in printed.splitlines()] == ["run", "1 clients", "3 clients"]
+    assert [line.split("  ")[0] for line in printed.splitlines()] == ["times in ms", "1 client", "3 clients"]
     objects = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert [one["max_concurrency"] for one in objects] == [1, 3]
     assert all(one["completed"] == 6 and one["total_output_tokens"] == 24 for one in objects)
@@ -65,6 +65,12 @@ def test_servers_are_compared_in_turn(server: OpenAiServer, capsys: pytest.Captu
         assert sorted(map(text_of, server.bodies)) == sorted(map(text_of, other.bodies))
         assert len({text_of(body) for body in _of_runs(server)}) == 12
     assert f"{server.url}, inf requests/s" in capsys.readouterr().out
+
+
+def test_a_server_is_compared_with_itself(server: OpenAiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _bench("--compare", server.url, f"{server.url}/v1") == 0
+    rows = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [f"{server.url} (1), 16 clients", f"{server.url} (2), 16 clients"]
 
 
 def test_pictures_come_from_a_directory(server: OpenAiServer, tmp_path: Path) -> None:
