@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_a_small_container_says_that_it_does_not_fit(capsys: pytest.CaptureFixtu
 def test_the_report_names_what_people_forget(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "--model", "llava", "--gpu", "h200", "--tp", "2"]) == 0
     printed = capsys.readouterr().out
+    assert re.search(r"requests +[\d,]+ at once with 1,024 tokens each, 8 of the largest pictures included", printed)
     for words in ("H200, 131.3 GiB on each of 2", "of KV cache while its request is served", "--model llava --tp 2"):
         assert words in printed
 

@@ -115,7 +115,7 @@ def render(name: str, found: Estimate) -> str:
         ("traffic", f"at most {size(found.traffic_bytes)} more for bodies and pictures under way (--*-budget-mb)"),
         (
             "KV cache",
-            f"{size(found.kv_bytes_per_token)} a token in {found.kv_dtype}; room for {found.kv_tokens} tokens",
+            f"{size(found.kv_bytes_per_token)} a token in {found.kv_dtype}; room for {found.kv_tokens:,} tokens",
         ),
     ]
     if found.picture_rows:
@@ -125,12 +125,13 @@ def render(name: str, found: Estimate) -> str:
         rows.append(("result", _too_small(found)))
         return "\n".join(aligned(rows))
     rows += [
-        ("requests", f"{fit.requests} of {fit.tokens} tokens at once" + _pictures(fit.pictures)) for fit in found.fits
+        ("requests", f"{fit.requests:,} at once with {fit.tokens:,} tokens each" + _pictures(fit.pictures))
+        for fit in found.fits
     ]
     rows += [
         (
             "decoding",
-            f"at most {speed.tokens_per_s:g} tokens/s, {speed.sequences} at once with {speed.context} tokens each",
+            f"at most {speed.tokens_per_s:,.0f} tokens/s: {speed.sequences} at once with {speed.context:,} tokens each",
         )
         for speed in found.speeds
     ]
@@ -141,7 +142,7 @@ def render(name: str, found: Estimate) -> str:
 def _too_small(found: Estimate) -> str:
     lower = "--max-model-len" if found.hardware[:1].isalpha() else "--max-model-len, --mm-cache-gb or --max-body-mb"
     return (
-        f"does not fit: one context of {found.context} tokens needs a memory of {size(found.least_memory_bytes)}; "
+        f"does not fit: one context of {found.context:,} tokens needs a memory of {size(found.least_memory_bytes)}; "
         f"lower {lower}, or give it more"
     )
 
@@ -152,4 +153,4 @@ def _parts(found: Estimate) -> str:
 
 
 def _pictures(count: int) -> str:
-    return f", {count} of the largest pictures in each" if count else ""
+    return f", {count} of the largest pictures included" if count else ""
