@@ -186,7 +186,7 @@ def _load(arguments: argparse.Namespace) -> Load:
 
 @contextlib.contextmanager
 def _targets(arguments: argparse.Namespace) -> Iterator[list[Target]]:
-    from mmserve.cli.bench.probe import Target, served_model
+    from mmserve.cli.bench.probe import Target, names, served_model
     from mmserve.client.own_server import own_server
 
     if arguments.url and arguments.compare:

@@ -36,6 +36,8 @@ _INSTRUCTION_SETS = (
 )
 """Flags of ``/proc/cpuinfo``, and how people call them."""
 _SAMPLES = 20_000
+_TRANSPARENT_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_RESERVED_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
 
 
 def checks(port: int) -> list[Check]:
@@ -100,13 +102,22 @@ def _shared_memory() -> Finding:
 
 
 def _huge_pages() -> Finding:
-    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    if not path.exists():
-        return ok("the kernel has no transparent huge pages")
-    mode = path.read_text().partition("[")[2].partition("]")[0]
+    free = _reserved_pages()
+    reserved = f"; reserved for --arena-huge-pages: {f'{free} of 2 MiB are free' if free else 'none is free'}"
+    if not _TRANSPARENT_PAGES.exists():
+        return ok(f"the kernel has no transparent huge pages{reserved}")
+    mode = _TRANSPARENT_PAGES.read_text().partition("[")[2].partition("]")[0]
+    found = f"transparent huge pages: {mode}{reserved}"
     if mode == "never":
-        return warning("transparent huge pages: never", f"echo madvise > {path}: large weights are read faster")
-    return ok(f"transparent huge pages: {mode}")
+        return warning(found, f"echo madvise > {_TRANSPARENT_PAGES}: large weights are read faster")
+    return ok(found)
+
+
+def _reserved_pages() -> int:
+    try:
+        return int((_RESERVED_PAGES / "free_hugepages").read_text())
+    except (OSError, ValueError):  # a kernel without them
+        return 0
 
 
 def _descriptors() -> Finding:

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def main() -> None:
@@ -32,7 +35,17 @@ def _torch() -> dict[str, Any]:
             ]
             capability = f"{found.major}.{found.minor}"
             gpus.append({"name": found.name, "free": free, "total": total, "capability": capability, "peers": peers})
-    return {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}
+    return {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus, "driver": driver_version()}
+
+
+def driver_version(file: Path = _DRIVER_FILE) -> str | None:
+    """Of the NVIDIA driver; None without one."""
+    try:
+        first = file.read_text().partition("\n")[0]
+    except OSError:
+        return None
+    found = re.search(r"\b\d+(\.\d+)+\b", first)
+    return found[0] if found else None
 
 
 def _kernels() -> dict[str, Any]:

@@ -19,6 +19,7 @@ _PROBE = "mmserve.cli.doctor.probe"
 _PROBE_TIMEOUT_S = 80.0
 _TESTED_TORCH = ("2.11", "2.13")
 """The oldest and the newest minor version."""
+_TESTED_PYTHON = (3, 11)
 _GIB = 1 << 30
 
 
@@ -34,7 +35,10 @@ def checks() -> list[Check]:
 
 
 def _python() -> Finding:
-    return ok(f"Python {sys.version.split()[0]} in {sys.prefix}")
+    found = f"Python {sys.version.split()[0]} in {sys.prefix}"
+    if sys.version_info[:2] != _TESTED_PYTHON:
+        found += f"; all tests ran with {'.'.join(map(str, _TESTED_PYTHON))}"
+    return ok(found)
 
 
 def _packages() -> Finding:
@@ -128,6 +132,8 @@ def gpu_finding(probe: dict[str, Any], cuda_problem: str) -> Finding:
         for gpu in gpus
     ]
     found = "; ".join(rows)
+    if driver := probe["torch"].get("driver"):
+        found = f"driver {driver}: {found}"
     if any(len(gpu["peers"]) < len(gpus) - 1 for gpu in gpus):
         return warning(f"{found}; not all reach each other's memory", "--tp over these goes through host memory")
     return ok(found)

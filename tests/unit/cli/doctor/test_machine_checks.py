@@ -68,6 +68,29 @@ def test_few_processes_are_too_few(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (found.status, "allows 100 processes" in found.found) == ("failure", True)
 
 
+@pytest.mark.parametrize(
+    ("mode", "free", "status", "says"),
+    [
+        ("always [madvise] never", "300\n", "ok", "madvise; reserved for --arena-huge-pages: 300 of 2 MiB"),
+        (
+            "always madvise [never]",
+            "0\n",
+            "warning",
+            "never; reserved for --arena-huge-pages: none",
+        ),
+    ],
+)
+def test_both_kinds_of_huge_pages_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, free: str, status: str, says: str
+) -> None:
+    (tmp_path / "enabled").write_text(mode)
+    (tmp_path / "free_hugepages").write_text(free)
+    monkeypatch.setattr(machine_checks, "_TRANSPARENT_PAGES", tmp_path / "enabled")
+    monkeypatch.setattr(machine_checks, "_RESERVED_PAGES", tmp_path)
+    found = _finding("huge pages")
+    assert (found.status, says in found.found) == (status, True)
+
+
 def test_a_plan_is_for_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmserve.cli.doctor import software_checks
+from mmserve.cli.doctor.probe import driver_version
 from mmserve.cli.doctor.software_checks import gpu_finding, kernels_finding, torch_finding
 
 GIB = 1 << 30
@@ -74,6 +77,26 @@ def test_gpus_are_named_with_their_memory() -> None:
     assert finding.status == "ok"
     assert "H100 (compute 9.0), 70.0 of 80.0 GiB free" in finding.found
     assert gpu_finding({"torch": {"gpus": [_gpu(1), _gpu()]}}, "").status == "warning"
+
+
+@pytest.mark.parametrize(
+    "kind", ["NVIDIA UNIX x86_64 Kernel Module  570.124.06", "NVIDIA UNIX Open Kernel Module for x86_64  570.124.06"]
+)
+def test_the_driver_is_named_with_its_version(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "version"
+    file.write_text(f"NVRM version: {kind}  Release Build\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n")
+    version = driver_version(file)
+    assert version == "570.124.06"
+    assert "driver 570.124.06: H100" in gpu_finding({"torch": {"gpus": [_gpu()], "driver": version}}, "").found
+    assert driver_version(tmp_path / "none") is None
+
+
+def test_a_python_of_another_version_than_the_tests_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    python = next(check for check in software_checks.checks() if check.name == "python")
+    monkeypatch.setattr(software_checks, "_TESTED_PYTHON", sys.version_info[:2])
+    assert "tests" not in python.run().found
+    monkeypatch.setattr(software_checks, "_TESTED_PYTHON", (3, 2))
+    assert "all tests ran with 3.2" in python.run().found
 
 
 def test_a_gpu_that_cannot_be_used_is_a_warning_and_no_gpu_is_none() -> None:
