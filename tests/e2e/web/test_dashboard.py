@@ -21,18 +21,18 @@ from tests.e2e.web.test_looks import AXE, LOOKS, serious_findings
 from training.sample import samples
 
 EVENTS = "**/admin/state/events*"
-_PAUSE_MS = 10_000
+PAUSE_MS = 10_000
 """Longer than the page waits before it asks again, and than figures count as new."""
 FRACTION = "concurrent_alloc_fraction"
 Answer = Callable[[Route], None]
 
 
-def _sends(make: Callable[[], AdminState]) -> Answer:
+def sends(make: Callable[[], AdminState]) -> Answer:
     """Answers with one event, after which the page asks again."""
     return lambda route: route.fulfill(content_type="text/event-stream", body=as_event(make()))
 
 
-def _open(open_page: OpenPage, url: str, answer: Answer, **options: object) -> Page:
+def open_dashboard(open_page: OpenPage, url: str, answer: Answer, **options: object) -> Page:
     """The dashboard, whose states and clock the test decides. Its page and all other answers are the worker's."""
 
     def answered_with_key(route: Route) -> None:
@@ -96,7 +96,7 @@ def test_what_the_server_does_is_seen_as_it_happens_and_the_switch_is_moved(stac
 
 
 def test_a_key_is_asked_for_until_it_is_right(echo_url: str, open_page: OpenPage) -> None:
-    page = _open(open_page, echo_url, _sends(busy_state))
+    page = open_dashboard(open_page, echo_url, sends(busy_state))
     dialog = page.get_by_role("dialog", name="API key")
     dialog.get_by_label("Key", exact=True).fill("wrong")
     page.keyboard.press("Enter")
@@ -108,17 +108,17 @@ def test_a_key_is_asked_for_until_it_is_right(echo_url: str, open_page: OpenPage
 
 
 def test_old_figures_are_shown_as_old_until_the_server_answers_again(echo_url: str, open_page: OpenPage) -> None:
-    answers: list[Answer] = [_sends(busy_state)]
-    page = _open(open_page, echo_url, lambda route: answers[-1](route), key=KEY)
+    answers: list[Answer] = [sends(busy_state)]
+    page = open_dashboard(open_page, echo_url, lambda route: answers[-1](route), key=KEY)
     status = page.get_by_role("banner").get_by_role("status")
     expect(status).to_have_text("ready")
     answers.append(lambda route: route.abort())
-    page.clock.fast_forward(_PAUSE_MS)
+    page.clock.fast_forward(PAUSE_MS)
     expect(status).to_have_text("connection lost")
     expect(page.get_by_role("alert").filter(has_text="The figures below are old")).to_be_visible()
     expect(page.get_by_role("heading", name="Processes")).to_be_visible()
-    answers.append(_sends(lambda: busy_state(phase="restarting")))
-    page.clock.fast_forward(_PAUSE_MS)
+    answers.append(sends(lambda: busy_state(phase="restarting")))
+    page.clock.fast_forward(PAUSE_MS)
     expect(status).to_have_text("restarting", timeout=20_000)
     expect(page.get_by_role("alert").filter(has_text="phase is restarting")).to_be_visible()
 
@@ -133,8 +133,8 @@ def test_names_and_errors_do_nothing(echo_url: str, open_page: OpenPage) -> None
         changed = {"missing": (worst,), "processes": (process,), "requests": (request,)}
         return msgspec.structs.replace(state, version=worst, detail=worst, **changed)
 
-    answers: list[Answer] = [_sends(attacked)]
-    page = _open(open_page, echo_url, lambda route: answers[-1](route), key=KEY)
+    answers: list[Answer] = [sends(attacked)]
+    page = open_dashboard(open_page, echo_url, lambda route: answers[-1](route), key=KEY)
     for region in ("Each process", "Each request"):
         expect(page.get_by_role("region", name=region).get_by_role("rowheader", name=worst)).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text=worst)).to_be_visible()
@@ -144,14 +144,14 @@ def test_names_and_errors_do_nothing(echo_url: str, open_page: OpenPage) -> None
     expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text(worst)
     page.keyboard.press("Escape")
     answers.append(lambda route: route.fulfill(status=500, json={"error": {"message": f"again {worst}"}}))
-    page.clock.fast_forward(_PAUSE_MS)
+    page.clock.fast_forward(PAUSE_MS)
     expect(page.get_by_role("alert").filter(has_text=f"again {worst}")).to_be_visible(timeout=20_000)
     assert page.evaluate("typeof hacked") == "undefined"
     assert page.locator("script:not([src]), main img, [onerror], [onload]").count() == 0
 
 
 def test_a_server_without_the_option_says_so(echo_url: str, open_page: OpenPage) -> None:
-    page = _open(
+    page = open_dashboard(
         open_page, echo_url, lambda route: route.fulfill(status=404, json={"error": {"message": "no"}}), key=KEY
     )
     expect(page.get_by_role("alert").filter(has_text="--enable-admin")).to_be_visible()
@@ -161,7 +161,7 @@ def test_a_server_without_the_option_says_so(echo_url: str, open_page: OpenPage)
 def test_the_dashboard_is_accessible_and_fits(echo_url: str, open_page: OpenPage, look: str, tmp_path: Path) -> None:
     """Makes pictures of the page, in the folder of TEST_SCREENSHOTS if it is set."""
     folder = Path(os.environ.get("TEST_SCREENSHOTS") or tmp_path)
-    page = _open(open_page, echo_url, _sends(busy_state), key=KEY, **LOOKS[look])
+    page = open_dashboard(open_page, echo_url, sends(busy_state), key=KEY, **LOOKS[look])
     findings: dict[str, list[str]] = {}
 
     def check(state: str) -> None:
