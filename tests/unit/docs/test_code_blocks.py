@@ -28,6 +28,9 @@ OF_OTHER_PROGRAMS = {
     "--target",
 }
 BASH = [block for block in blocks() if block.language == "bash"]
+FURTHER = [*ROOT.glob("benchmarks/*.md"), *sorted(ROOT.glob("training/**/README.md"))]
+"""Pages of the site whose commands need hours, or what is not here. None is run."""
+OF_FURTHER = [block for page in FURTHER for block in blocks_of(page.read_text(), str(page.relative_to(ROOT)))]
 _FOLDERS = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
 _PATH = re.compile(rf"(?:{_FOLDERS})/[\w./-]*\w")
 
@@ -65,7 +68,7 @@ def test_commands_of_ours_are_parsed(block: Block) -> None:
             resolve({name: value for name, value in given.items() if name != "print_config"}, {}, parsed.config)
 
 
-@pytest.mark.parametrize("block", BASH, ids=_id)
+@pytest.mark.parametrize("block", [*BASH, *OF_FURTHER], ids=_id)
 def test_targets_modules_and_files_exist(block: Block) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for words in commands(without_comments(block.code)):
