@@ -17,7 +17,7 @@ def check_plan(stack: Stack, model: str, *options: str) -> None:
     """With the options of the server, it says within 5 % what the KV cache and the arena are. The server has answered
     something."""
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), patch("mmserve.capacity.hardware.read_rate", return_value=1e10):
+    with contextlib.redirect_stdout(printed), patch("mmserve.cli.plan.hardware.read_rate", return_value=1e10):
         assert cli.main(["plan", "--model", model, *options, "--memory-gb", "16", "--json"]) == 0
     planned = json.loads(printed.getvalue())
     assert planned["kv_tokens"] == pytest.approx(kv_tokens(stack), rel=0.05)
