@@ -11,7 +11,8 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable
 
 import msgspec
 
@@ -20,6 +21,8 @@ from mmserve.messages.reply import FinishReason
 RELAY_HEADER = "x-mmserve-relay"
 _COMMENT = b": mmserve "
 _END = b"\n\n"
+_ARRAY = struct.Struct(">BI")
+"""Head of an array in msgpack: its type, and its length."""
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,10 +61,38 @@ _sampled = msgspec.msgpack.Decoder(Sampled)
 _many_sampled = msgspec.msgpack.Decoder(tuple[Sampled, ...])
 
 
-def sealed(relay: Relay, sampled: Sequence[Sampled], secret: bytes) -> tuple[str, bytes]:
-    """The header's value, and what is to follow the body."""
-    packed, tail = _encoder.encode(relay), _encoder.encode(tuple(sampled)) if sampled else b""
-    return f"{base64.b64encode(packed).decode()}.{_mac(packed, tail, secret)}", tail
+class SampledSoFar:
+    """The tokens of an answer so far, packed as they came: a few bytes each."""
+
+    def __init__(self, sampled: Iterable[Sampled] = ()) -> None:
+        self._packed = bytearray()
+        self._count = 0
+        for each in sampled:
+            self.add(_encoder.encode(each))
+
+    def __len__(self) -> int:
+        """How many ``Sampled``."""
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """What they take in memory."""
+        return len(self._packed)
+
+    def add(self, packed: bytes) -> None:
+        """One ``Sampled``, as ``packed_of`` gives it."""
+        self._packed += packed
+        self._count += 1
+
+    def tail(self) -> bytes:
+        """What follows a request's body: an array of them, or nothing."""
+        return _ARRAY.pack(0xDD, self._count) + self._packed if self._count else b""
+
+
+def sealed(relay: Relay, tail: bytes, secret: bytes) -> str:
+    """The header's value, for a request whose body ``tail`` is to follow."""
+    packed = _encoder.encode(relay)
+    return f"{base64.b64encode(packed).decode()}.{_mac(packed, tail, secret)}"
 
 
 def opened(header: str, body: bytes | bytearray, secret: bytes) -> tuple[Relay, tuple[Sampled, ...]]:
@@ -83,11 +114,19 @@ def comment(sampled: Sampled) -> bytes:
     return _COMMENT + base64.b64encode(_encoder.encode(sampled)) + _END
 
 
-def commented(event: bytes) -> Sampled | None:
-    """What such a comment tells; None for any other event. Raises ValueError for a damaged one."""
+def packed_of(event: bytes) -> bytes | None:
+    """The packed ``Sampled`` of such a comment; None for any other event. Raises ValueError for a damaged one."""
     if not event.startswith(_COMMENT):
         return None
-    return _sampled.decode(base64.b64decode(event[len(_COMMENT) : -len(_END)], validate=True))
+    packed = base64.b64decode(event[len(_COMMENT) : -len(_END)], validate=True)
+    _sampled.decode(packed)
+    return packed
+
+
+def commented(event: bytes) -> Sampled | None:
+    """What such a comment tells; None for any other event. Raises ValueError for a damaged one."""
+    packed = packed_of(event)
+    return None if packed is None else _sampled.decode(packed)
 
 
 def _mac(packed: bytes, tail: bytes, secret: bytes) -> str:

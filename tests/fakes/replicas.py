@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,11 +32,19 @@ class FakeReplica:
     """``dies_after``: letters; ``status``: of a refusal. ``relays``: of the requests so far."""
 
     dies_after: int | None = None
+    then_refuses: bool = False
+    """It has died once, and takes nothing now."""
     breaks_event: bool = False
     damages: bool = False
     """In place of dying: a comment that is none, which says what would not be believed."""
     status: int = 200
+    refuses: int | None = None
+    """Requests that get that status; None: all."""
     holds: bool = False
+    first_may_come: asyncio.Event | None = None
+    """Before it, no stream has an event."""
+    waiting: int = 0
+    """Streams that wait for that."""
     relays: list[Relay] = field(default_factory=list)
     sampled: list[tuple[Sampled, ...]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -47,7 +56,8 @@ class FakeReplica:
         body = await request.body()
         self.paths.append(scope["path"])
         self.headers.append(dict(request.headers))
-        if self.status != 200:
+        if self.status != 200 and self.refuses != 0:
+            self.refuses = None if self.refuses is None else self.refuses - 1
             return await Response(b"busy", self.status, {"retry-after": "7"})(scope, receive, send)
         if (header := request.headers.get(RELAY_HEADER)) is None:
             if self.dies_after is not None:
@@ -74,6 +84,9 @@ class FakeReplica:
 
     async def _stream(self, num_sampled: int, num_events: int, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream")]
+        if self.first_may_come is not None:
+            self.waiting += 1
+            await self.first_may_come.wait()
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for index, letter in enumerate(TEXT):
             data = b"" if index < num_sampled else comment(Sampled(0, (ord(letter),)))
@@ -81,6 +94,7 @@ class FakeReplica:
             if self.dies_after == index and self.damages:
                 data = b": mmserve !!!!\n\n" + data
             elif self.dies_after == index:
+                self.status = 503 if self.then_refuses else 200
                 if self.breaks_event:
                     await send({"type": "http.response.body", "body": data[:-1], "more_body": True})
                 raise Died
@@ -94,12 +108,12 @@ class FakeReplica:
 
 
 @asynccontextmanager
-async def front_of(*replicas: ASGIApp, unreachable: int = 0) -> AsyncIterator[tuple[str, Front]]:
-    """A front in this event loop; its URL."""
+async def front_of(*replicas: ASGIApp, unreachable: int = 0, **options: Any) -> AsyncIterator[tuple[str, Front]]:
+    """A front in this event loop; its URL. ``options``: of FrontOptions."""
     async with AsyncExitStack() as stack:
         urls = [f"http://127.0.0.1:{(await stack.enter_async_context(serving(each))).port}" for each in replicas]
         urls += [f"http://127.0.0.1:{number}" for number in range(1, 1 + unreachable)]
-        front = Front(FrontOptions(KEY))
+        front = Front(FrontOptions(KEY, **options))
         front.replicas.set({f"replica{number}": url for number, url in enumerate(urls)})
         async with _listening(front) as url:
             yield url, front

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.cluster.front.attempts import Attempts, ForwardedRequest, forwarded_headers
+from mmserve.cluster.front.kept import Kept
 from mmserve.cluster.front.wants import Namer
 from mmserve.cluster.scale.policy import Want
 from mmserve.httpserver.api.anthropic import errors as anthropic
@@ -63,8 +64,8 @@ class _Front:
         nbytes = self._declared(request)
         if not self._bodies.fits(nbytes):
             raise Unavailable("the bodies of requests take all memory for them", retry_after_s=_FULL_RETRY_AFTER_S)
-        self._bodies.take(nbytes)
-        try:
+        with Kept(self._bodies) as kept:
+            kept.grow_to(nbytes)
             body = await read_body(request, self._max_body_nbytes)
             generates = method == "POST" and path in _GENERATING
             forwarded = ForwardedRequest(
@@ -76,11 +77,11 @@ class _Front:
                 generates,
                 partial(_event, path),
                 scope["state"]["request_id"],
+                kept,
             )
+            kept.grow_to(len(body))
             async with WhileConnected(scope):
                 await self._attempts.answer(forwarded, send)
-        finally:
-            self._bodies.give(nbytes)
 
     def _declared(self, request: Request) -> int:
         declared = request.headers.get("content-length", "")

@@ -1,7 +1,8 @@
 """Sends one request to replica after replica until it is answered.
 
 A replica that cannot be reached, ends its connection, or refuses (429, 503) is left for another one. A stream that has
-begun goes on there from the tokens so far, so the client sees a pause and then the rest of the same text.
+begun goes on there from the tokens so far, so the client sees a pause and then the rest of the same text. What a
+replica has lost takes turns, and waits for a while where the others refuse: they have just got more to do.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.types import Send
 
+from mmserve.cluster.front.kept import Kept
 from mmserve.cluster.front.metrics import FrontMetrics
 from mmserve.cluster.front.progress import Progress
 from mmserve.cluster.front.replicas import Placement
+from mmserve.cluster.front.turns import Turn, Turns
 from mmserve.cluster.front.upstream import Headers, ReplicaLost, Upstream, UpstreamAnswer
 from mmserve.cluster.scale.policy import Want
 from mmserve.messages.relay import RELAY_HEADER, Relay, sealed
@@ -26,7 +29,14 @@ _MAX_LOST = 3
 """Replicas that may be lost without a token in between: a request that kills its replica must not kill them all."""
 _AGAIN_S = 0.5
 """Until a replica that has failed is asked again because there is no other."""
-_REFUSALS = (429, 503)
+_PATIENCE_S = 60.0
+"""How long a request that a replica has lost is offered to others that refuse it or cannot be reached."""
+_MAX_RESUMES = 32
+"""Requests that go on elsewhere at once, each until its next token has come."""
+_LONGEST_TURN_S = 5.0
+"""A replica that has not answered by then does so at its own pace."""
+_UNAVAILABLE = 503
+_REFUSALS = (429, _UNAVAILABLE)
 _LOST_RETRY_AFTER_S = 1.0
 _HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-authenticate")
@@ -50,6 +60,7 @@ class ForwardedRequest:
     generates: bool
     event_of: Callable[[MmserveError], bytes]
     request_id: str
+    kept: Kept
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -65,6 +76,10 @@ class Attempts:
     replicas: Placement
     metrics: FrontMetrics
     secret: bytes
+    patience_s: float = _PATIENCE_S
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(_MAX_RESUMES, _LONGEST_TURN_S, self.metrics)
 
     async def answer(self, request: ForwardedRequest, send: Send) -> None:
         """Send the answer of the first replica that has one. Raises MmserveError if nothing was sent yet."""
@@ -80,6 +95,11 @@ class _Attempt:
         self._refusal: tuple[int, Headers, bytes] | None = None
         self._progress = Progress()
         self._started = False
+        self._lost = 0
+        """Replicas, since the last token."""
+        self._until_s: float | None = None
+        """How long others are asked again; None: no replica has lost this request."""
+        self._turn: Turn | None = None
 
     async def run(self) -> None:
         try:
@@ -90,28 +110,54 @@ class _Attempt:
             await self._end_stream(error)
 
     async def _run(self) -> None:
-        replicas, lost = self._shared.replicas, 0
-        while lost < _MAX_LOST:
-            before = len(self._progress.sampled)
-            try:
-                async with replicas.reserved(self._request.want, self._failed) as (replica, upstream):
-                    if replica in self._failed:  # there is no other
-                        if self._refusal is not None:
-                            break
-                        await asyncio.sleep(_AGAIN_S)
-                    if await self._try(upstream):
-                        return replicas.answered(replica)
-            except ReplicaLost as error:
-                replicas.failed(replica)
-                if error.sent and self._request.may_act:
-                    break  # nobody knows whether the replica has done it
-                if self._started and not self._request.generates:
-                    break  # the client has a part of an answer that cannot go on elsewhere
-                if len(self._progress.sampled) > before:
-                    self._failed, lost = [], 0
-                lost += error.sent or replica in self._failed
-            self._failed.append(replica)
+        while self._lost < _MAX_LOST:
+            if self._until_s is None:
+                ended = await self._once()
+            else:
+                with await self._shared.turns.take() as self._turn:
+                    ended = await self._once()
+            if ended is not None:
+                return None if ended else await self._give_up()
         await self._give_up()
+
+    async def _once(self) -> bool | None:
+        """One attempt. True: the client has its answer; False: it cannot have one; None: try again."""
+        replicas, before = self._shared.replicas, len(self._progress.sampled)
+        try:
+            async with replicas.reserved(self._request.want, self._failed) as (replica, upstream):
+                if replica in self._failed:  # there is no other
+                    if self._refusal is not None and not self._is_patient():
+                        return False
+                    await asyncio.sleep(_AGAIN_S)
+                    if self._is_patient():
+                        self._failed = []  # all are asked again
+                if await self._try(upstream):
+                    replicas.answered(replica)
+                    return True
+        except ReplicaLost as error:
+            replicas.failed(replica)
+            if error.sent and self._request.may_act:
+                return False  # nobody knows whether the replica has done it
+            if self._started and not self._request.generates:
+                return False  # the client has a part of an answer that cannot go on elsewhere
+            if len(self._progress.sampled) > before:
+                self._failed, self._lost, self._until_s = [], 0, None
+            if error.sent:
+                self._until_s = self._until_s or time.monotonic() + self._shared.patience_s
+            self._lost += error.sent or (replica in self._failed and not self._is_patient())
+        else:
+            if self._refused_for_now():
+                replicas.failed(replica)
+        if replica not in self._failed:
+            self._failed.append(replica)
+        return None
+
+    def _is_patient(self) -> bool:
+        return self._until_s is not None and time.monotonic() < self._until_s
+
+    def _refused_for_now(self) -> bool:
+        """True if the replica takes nothing now: it ends, or starts."""
+        return self._refusal is not None and self._refusal[0] == _UNAVAILABLE
 
     async def _try(self, upstream: Upstream) -> bool:
         """False if the replica refuses."""
@@ -121,7 +167,7 @@ class _Attempt:
         answer = await upstream.send(request.method, request.target, sent_headers, [request.body, tail])
         try:
             if answer.status in _REFUSALS:
-                self._refusal = (answer.status, answer.headers, await _whole(answer))
+                self._refusal = (answer.status, answer.headers, await self._whole(answer))
                 return False
             if answer.status == 200 and request.generates and _is_stream(answer):
                 await self._pass_stream(answer)
@@ -137,8 +183,6 @@ class _Attempt:
         request, progress = self._request, self._progress
         if not request.generates:
             return [], b""
-        if self._started:
-            self._shared.metrics.add("resumed", 1)
         progress.restart()
         relay = Relay(
             request_id=request.request_id,
@@ -148,28 +192,39 @@ class _Attempt:
             pictures=request.want.pictures,
             blocks=request.want.blocks,
         )
-        header, tail = sealed(relay, progress.sampled, self._shared.secret)
-        return [(RELAY_HEADER.encode(), header.encode())], tail
+        tail = progress.sampled.tail()
+        return [(RELAY_HEADER.encode(), sealed(relay, tail, self._shared.secret).encode())], tail
 
     async def _pass_stream(self, answer: UpstreamAnswer) -> None:
         """Send whole events as they come."""
+        if self._started:
+            self._shared.metrics.add("resumed", 1)
         await self._start(answer.status, answer.headers)
         async for part in answer.parts():
             try:
                 shown = self._progress.take(part)
             except (ValueError, msgspec.DecodeError):
                 raise ReplicaLost("its stream was damaged", sent=True) from None
+            self._keep(self._progress.sampled.nbytes)
             if shown:
                 await self._send({"type": "http.response.body", "body": shown, "more_body": True})
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_whole(self, answer: UpstreamAnswer) -> None:
         """Send an answer once all of it has come, so that another replica can still give it."""
-        content = await _whole(answer)
+        content = await self._whole(answer)
         if self._started:  # a stream that another replica has begun cannot go on here
             return await self._end_stream(MmserveError(f"a replica answered with {answer.status}"))
         await self._start(answer.status, answer.headers)
         await self._send({"type": "http.response.body", "body": content, "more_body": False})
+
+    async def _whole(self, answer: UpstreamAnswer) -> bytes:
+        parts, nbytes = [], 0
+        async for part in answer.parts():
+            parts.append(part)
+            nbytes += len(part)
+            self._keep(nbytes)
+        return b"".join(parts)
 
     async def _pass_parts(self, answer: UpstreamAnswer) -> None:
         """Send an answer as it comes. If it breaks off, so does the client's connection."""
@@ -177,6 +232,12 @@ class _Attempt:
         async for part in answer.parts():
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _keep(self, nbytes: int) -> None:
+        """Of the answer; the body is kept anyway. What has come ends the turn."""
+        self._request.kept.grow_to(len(self._request.body) + nbytes)
+        if self._turn is not None:
+            self._turn.end()
 
     async def _start(self, status: int, headers: Headers) -> None:
         if not self._started:
@@ -193,10 +254,6 @@ class _Attempt:
 
     async def _end_stream(self, error: MmserveError) -> None:
         await self._send({"type": "http.response.body", "body": self._request.event_of(error), "more_body": False})
-
-
-async def _whole(answer: UpstreamAnswer) -> bytes:
-    return b"".join([part async for part in answer.parts()])
 
 
 def _is_stream(answer: UpstreamAnswer) -> bool:

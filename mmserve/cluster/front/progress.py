@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mmserve.cluster.front.events import PING, EventSplitter
-from mmserve.messages.relay import Sampled, commented
+from mmserve.messages.relay import SampledSoFar, packed_of
 
 
 @dataclass
@@ -13,7 +13,7 @@ class Progress:
     """``num_events``: events that the client has. ``sampled``: the tokens that they, and perhaps more, are made of."""
 
     num_events: int = 0
-    sampled: list[Sampled] = field(default_factory=list)
+    sampled: SampledSoFar = field(default_factory=SampledSoFar)
     _splitter: EventSplitter = field(default_factory=EventSplitter)
 
     def restart(self) -> None:
@@ -24,8 +24,10 @@ class Progress:
         """What the client gets of these bytes from a replica: whole events. A damaged comment raises ValueError or
         msgspec.DecodeError; then nothing of these bytes counts."""
         events = self._splitter.feed(data)
-        comments = [commented(event) for event in events]
+        comments = [packed_of(event) for event in events]
         shown = [event for event, comment in zip(events, comments, strict=True) if comment is None]
-        self.sampled += [comment for comment in comments if comment is not None]
+        for comment in comments:
+            if comment is not None:
+                self.sampled.add(comment)
         self.num_events += sum(not event.startswith(PING) for event in shown)
         return b"".join(shown)

@@ -2,15 +2,20 @@
 
 So each request finds out within a second that a replica is not there any more, and none is sent on a connection that
 the replica has just closed. A replica that dies resets its connections at once. One that is cut off says nothing: TCP
-keep-alive ends the connection after three seconds without a word from its machine.
+keep-alive ends the connection after three seconds without a word from its machine. The kernel does not ask while bytes
+are on their way, and a limit of its own (TCP_USER_TIMEOUT) would also end a connection to a replica that lets a body
+wait. So after three seconds in which none of the body has arrived, the front tries whether the replica can be reached.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import struct
+import termios
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -18,6 +23,8 @@ import httptools
 
 CONNECT_TIMEOUT_S = 1.0
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 2))
+SILENT_S = 3.0
+"""Without progress of a body that is on its way."""
 _HIGH_NBYTES = 256 * 1024
 """Unread bytes from which on the connection is not read from: a slow client holds up its replica."""
 Headers = Sequence[tuple[bytes, bytes]]
@@ -49,11 +56,18 @@ class Upstream:
         head = _head(method, target, self.host_header, headers, sum(map(len, body)))
         connection = await self._connect()
         try:
-            await connection.request([head, *body])
+            await connection.request([head, *body], self._can_be_reached)
         except BaseException:
             connection.close()
             raise
         return UpstreamAnswer(connection)
+
+    async def _can_be_reached(self) -> bool:
+        try:
+            (await self._connect()).close()
+        except ReplicaLost:
+            return False
+        return True
 
     async def _connect(self) -> _Connection:
         try:
@@ -102,14 +116,28 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._parser = httptools.HttpResponseParser(self)
 
-    async def request(self, data: Sequence[bytes | memoryview]) -> None:
+    async def request(self, data: Sequence[bytes | memoryview], can_be_reached: Callable[[], Awaitable[bool]]) -> None:
         """Send ``data``, the head first, and wait for the answer's head."""
         self._is_head = bytes(data[0][:5]) == b"HEAD "
         for part in data:
             if part:
                 self._transport.write(part)
         while not self._has_head:
-            await self._change()
+            before = self._under_way_nbytes()
+            try:
+                async with asyncio.timeout(SILENT_S if before else None):
+                    await self._change()
+            except TimeoutError:
+                if self._under_way_nbytes() >= before and not await can_be_reached():
+                    raise ReplicaLost("its machine takes nothing of the body any more", sent=True) from None
+
+    def _under_way_nbytes(self) -> int:
+        """Bytes that the replica's machine has not confirmed."""
+        if self._lost is not None:
+            return 0
+        fd = self._transport.get_extra_info("socket").fileno()
+        (of_kernel,) = _INT.unpack(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(_INT.size)))
+        return int(of_kernel) + self._transport.get_write_buffer_size()
 
     async def part(self) -> bytes | None:
         """The next bytes of the body; None at its end."""
@@ -182,6 +210,7 @@ class _Connection(asyncio.Protocol):
             self._wake()
 
 
+_INT = struct.Struct("i")
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from mmserve.ipc.cluster_key import ClusterKey, written
-from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, commented, sealed
+from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, SampledSoFar, commented, sealed
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Behaviour, Upstream, say
 from tests.fakes.http_worker import Worker, http_worker, run
@@ -47,7 +47,8 @@ async def _events(
     """Of a relayed request, comments among them."""
     body = json.dumps({"model": "stub", "stream": True} | fields).encode()
     relay = Relay(request_id="ab" * 16, created_s=77, body_nbytes=len(body), num_events=num_events)
-    header, tail = sealed(relay, sampled, KEY.fronts)
+    tail = SampledSoFar(sampled).tail()
+    header = sealed(relay, tail, KEY.fronts)
     headers = {"content-type": "application/json", RELAY_HEADER: header}
     async with (
         aiohttp.ClientSession() as session,
@@ -159,9 +160,10 @@ def test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_mean
     async def test() -> None:
         body = json.dumps({"model": "stub", "messages": HELLO}).encode()
         relay = Relay(request_id="ab" * 16, created_s=77, body_nbytes=len(body))
-        header, tail = sealed(relay, (Sampled(0, (104,)),), KEY.fronts)
+        tail = SampledSoFar([Sampled(0, (104,))]).tail()
+        header = sealed(relay, tail, KEY.fronts)
         forged = {
-            "another secret": (sealed(relay, (), KEY.encoders)[0], body),
+            "another secret": (sealed(relay, b"", KEY.encoders), body),
             "other tokens": (header, body + tail[:-1] + b"x"),
             "no header of ours": ("abc", body),
         }

@@ -198,3 +198,68 @@ def test_requests_without_anything_to_find_spread_by_what_the_front_has_sent() -
             assert sum(front.replicas.cluster.decisions.values()) == 60
 
     run(test)
+
+
+def test_what_a_replica_has_lost_waits_for_others_that_refuse_it() -> None:
+    async def test() -> None:
+        for dies_after in (0, 3):
+            dying = FakeReplica(dies_after=dies_after, then_refuses=True)
+            busy = FakeReplica(status=429, refuses=4)
+            async with front_of(dying, busy) as (url, front):
+                assert (await _post(url, {"stream": True}))[:2] == (200, WHOLE)
+                assert front.metrics.value("resumed") == 1
+
+    run(test)
+
+
+def test_a_replica_that_takes_nothing_now_is_left_alone_for_a_while() -> None:
+    async def test() -> None:
+        draining, other = FakeReplica(status=503), FakeReplica()
+        async with front_of(draining, other) as (url, _):
+            for _ in range(12):
+                assert (await _post(url, {"stream": True}))[:2] == (200, WHOLE)
+            assert len(draining.paths) == 1
+
+    run(test)
+
+
+def test_streams_of_a_dead_replica_do_not_fall_upon_another_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go on there a few at a time; each lets the next one begin with its first token."""
+    monkeypatch.setattr("mmserve.cluster.front.attempts._MAX_RESUMES", 3)
+    monkeypatch.setattr("mmserve.cluster.front.attempts._LONGEST_TURN_S", 60.0)
+
+    async def test() -> None:
+        dying = FakeReplica(dies_after=2, first_may_come=asyncio.Event())
+        other = FakeReplica(first_may_come=asyncio.Event())
+        async with front_of(dying, other) as (url, front), asyncio.timeout(20):
+            streams = [asyncio.create_task(_post(url, {"stream": True})) for _ in range(16)]
+            while dying.waiting + other.waiting < 16:  # noqa: ASYNC110 - plain state of objects under test
+                await asyncio.sleep(0.01)
+            dying.first_may_come.set()
+            while front.metrics.value("resumes_waiting") != dying.waiting - 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert sum(relay.num_events == 2 for relay in other.relays) == 3
+            other.first_may_come.set()
+            assert [(await stream)[1] for stream in streams] == [WHOLE] * 16
+
+    run(test)
+
+
+def test_tokens_of_answers_under_way_count_as_the_memory_of_bodies() -> None:
+    """A stream keeps its tokens to go on elsewhere. New requests are refused when they take all; it goes on."""
+
+    async def test() -> None:
+        replica, nbytes = FakeReplica(holds=True), len(b'{"stream": true}')
+        async with (
+            front_of(replica, body_budget_mb=4 * nbytes / 2**20) as (url, _),
+            aiohttp.ClientSession() as session,
+        ):
+            async with session.post(url + CHAT, json={"stream": True}) as answer:
+                assert await answer.content.readexactly(9 * len(TEXT)) == WHOLE[: 9 * len(TEXT)].encode()
+                assert (await _post(url, {"stream": True}))[0] == 503
+            async with asyncio.timeout(10):
+                await replica.disconnected.wait()
+            async with session.post(url + CHAT, json={"stream": True}) as answer:
+                assert answer.status == 200
+
+    run(test)

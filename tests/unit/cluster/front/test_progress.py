@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.cluster.front.progress import Progress
-from mmserve.messages.relay import Sampled, comment
+from mmserve.messages.relay import Sampled, SampledSoFar, comment
 
 _SAMPLED = [Sampled(number % 2, (number, 300_000), (b"\n\n\x00",)) for number in range(4)]
 _EVENTS = [b"data: %d\n\n" % number for number in range(4)]
@@ -19,7 +19,7 @@ def test_however_the_bytes_come_whole_events_are_shown_and_counted(cuts: list[in
         shown += progress.take(_STREAM[at:cut])
         at = cut
         assert shown == b"".join(_EVENTS[: progress.num_events])
-        assert progress.sampled == _SAMPLED[: len(progress.sampled)]
+        assert progress.sampled.tail() == SampledSoFar(_SAMPLED[: len(progress.sampled)]).tail()
         assert len(progress.sampled) >= progress.num_events
     assert progress.num_events == len(progress.sampled) == 4
 
@@ -43,4 +43,4 @@ def test_of_bytes_with_a_damaged_comment_nothing_counts() -> None:
     progress = Progress()
     with pytest.raises(ValueError, match=r"base64|padding|character"):
         progress.take(_STREAM + b": mmserve !!!!\n\n")
-    assert (progress.num_events, progress.sampled) == (0, [])
+    assert (progress.num_events, len(progress.sampled)) == (0, 0)

@@ -1,0 +1,67 @@
+"""A body that does not arrive: is the replica slow, or gone?"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from mmserve.cluster.front import upstream
+from mmserve.cluster.front.upstream import ReplicaLost, Upstream
+
+_BODY = bytes(8 << 20)
+"""More than the kernel's buffers hold."""
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "SILENT_S", 0.1)
+
+
+def _listener() -> socket.socket:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setblocking(False)
+    return listener
+
+
+async def _sending(listener: socket.socket) -> tuple[asyncio.Task[int], socket.socket]:
+    """A request, and the replica's end of its connection, from which nothing is read yet."""
+
+    async def send() -> int:
+        answer = await Upstream(f"http://127.0.0.1:{listener.getsockname()[1]}").send("POST", b"/", [], [_BODY])
+        answer.close()
+        return answer.status
+
+    task = asyncio.create_task(send())
+    connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+    return task, connection
+
+
+def test_a_body_on_its_way_to_a_machine_that_is_gone_is_given_up() -> None:
+    async def test() -> None:
+        with _listener() as listener:
+            sending, connection = await _sending(listener)
+        with connection, pytest.raises(ReplicaLost, match="takes nothing of the body") as lost:
+            async with asyncio.timeout(20):
+                await sending
+        assert lost.value.sent
+
+    asyncio.run(test())
+
+
+def test_a_replica_that_lets_a_body_wait_is_waited_for() -> None:
+    async def test() -> None:
+        with _listener() as listener:
+            sending, connection = await _sending(listener)
+            with connection:
+                loop = asyncio.get_running_loop()
+                tried, _ = await loop.sock_accept(listener)  # it was tried whether the replica can be reached
+                tried.close()
+                left = len(_BODY)
+                while left > 0:
+                    left -= len(await loop.sock_recv(connection, 1 << 20))
+                await loop.sock_sendall(connection, b"HTTP/1.1 204 No Content\r\n\r\n")
+                assert await sending == 204
+
+    asyncio.run(test())
