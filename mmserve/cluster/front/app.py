@@ -73,7 +73,7 @@ class _Front:
                 scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b""),
                 forwarded_headers(scope["headers"], {b"x-request-id": scope["state"]["request_id"].encode()}),
                 memoryview(body),
-                self._namer.want(body) if method == "POST" and path in _NAMED else Want(),
+                await self._namer.want(body) if method == "POST" and path in _NAMED else Want(),
                 generates,
                 partial(_event, path),
                 scope["state"]["request_id"],

@@ -1,9 +1,9 @@
-"""What a request needs, from its body: names of its pictures and of the beginnings of its text. Pure.
+"""What a request needs, from its body: names of its pictures and of the beginnings of its text.
 
-A picture's name is a hash of its base64 text, which is neither decoded nor parsed. The replica is told the names and
-reports them as held, so they need not be content keys; they are equal in all fronts that share the secret. Text is
-named by hashes of its first 512 bytes, its first 1,024, and so on, as it stands in the JSON, with names in place of
-pictures: a conversation's next request begins with the same bytes.
+A picture's name is a hash of its bytes and of the request's ``cache_salt`` (``content``); of one that the replica
+fetches, of its URL. Names are equal in all fronts that share the secret. The replica is told them with the request and
+reports them as held. Text is named by hashes of its first 512 bytes, its first 1,024, and so on, as it stands in the
+JSON, with names in place of pictures: a conversation's next request begins with the same bytes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-import xxhash
-
+from mmserve.cluster.front.content import ContentNamer
 from mmserve.cluster.scale.policy import Want
-from mmserve.httpserver.media.split_media import SplitUrl, split_media
+from mmserve.httpserver.media.split_media import MARK, split_media
 
 _BLOCK_NBYTES = 512
 _MAX_BLOCKS = 128
 _NBYTES_A_TOKEN = 4
-_SHORT_URL = re.compile(rb'"url"\s*:\s*"((?:https?|data|file):[^"\\]*)"')
-"""A picture that is fetched, or too short to be cut out of the body."""
+_MIN_PICTURE_NCHARS = 80
+"""Of base64 text. No file of a picture is smaller."""
+_URL = re.compile(rb'"(?:url|image_url)"\s*:\s*"((?:https?|file):(?:[^"\\]|\\.)*)"')
+"""A picture that the replica fetches."""
 _SALT = re.compile(rb'"cache_salt"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _START = re.compile(rb'"(?:messages|system|tools|prompt|input|instructions)"\s*:')
 _MAX_PICTURES = 256
@@ -33,31 +34,25 @@ class Namer:
     """Names what requests need. ``secret``: of the front and its replicas. Nobody else can tell what a name is of."""
 
     def __init__(self, secret: bytes) -> None:
-        self._seed = int.from_bytes(hashlib.sha256(b"names" + secret).digest()[:8], "big")
+        self._contents = ContentNamer(int.from_bytes(hashlib.sha256(b"names" + secret).digest()[:8], "big"))
 
-    def want(self, body: bytes | bytearray) -> Want:
+    async def want(self, body: bytes | bytearray) -> Want:
         """Of a request with this body. What cannot be found in it, as in no JSON, is not named."""
-        rest, urls = split_media(body)
+        rest, urls = split_media(body, min_nbytes=_MIN_PICTURE_NCHARS)
         num_tokens = len(rest) // _NBYTES_A_TOKEN
-        rest = bytes(rest[:_LOOKED_THROUGH_NBYTES])
-        salt = found[1] if (found := _SALT.search(rest)) else b""
-        names = self._of_urls(urls, salt)
-        text = _without_marks(rest, names)
-        short = [self._name(salt, each[1]) for each in _SHORT_URL.finditer(text)]
-        pictures = tuple(dict.fromkeys([*names.values(), *short]))[:_MAX_PICTURES]
-        return Want(pictures, self._blocks(text, salt), num_tokens, _BLOCK_NBYTES // _NBYTES_A_TOKEN)
-
-    def _of_urls(self, urls: Mapping[str, SplitUrl], salt: bytes) -> dict[str, int]:
-        return {mark: self._name(salt, url.data) for mark, url in urls.items()}
-
-    def _name(self, salt: bytes, content: bytes | memoryview) -> int:
-        digest = xxhash.xxh3_64(len(salt).to_bytes(8, "big") + salt, seed=self._seed)
-        digest.update(content)
-        return digest.intdigest()
+        text = bytes(rest[:_LOOKED_THROUGH_NBYTES])
+        salt = found[1] if (found := _SALT.search(text)) else b""
+        marks = [*urls][:_MAX_PICTURES]
+        named = await self._contents.names(salt, [urls[mark].data for mark in marks])
+        names = dict(zip(marks, named, strict=True))
+        fetched = [self._contents.name(salt, each[1].replace(b"\\/", b"/")) for each in _URL.finditer(text)]
+        pictures = tuple(dict.fromkeys([*named, *fetched]))[:_MAX_PICTURES]
+        blocks = self._blocks(_until_unnamed(_with_names(text, names)), salt)
+        return Want(pictures, blocks, num_tokens, _BLOCK_NBYTES // _NBYTES_A_TOKEN)
 
     def _blocks(self, text: bytes, salt: bytes) -> tuple[int, ...]:
         start = found.start() if (found := _START.search(text)) else 0
-        digest = xxhash.xxh3_64(len(salt).to_bytes(8, "big") + salt, seed=self._seed)
+        digest = self._contents.digest(salt)
         blocks = []
         end = min(len(text) - _BLOCK_NBYTES + 1, start + _MAX_BLOCKS * _BLOCK_NBYTES)
         for at in range(start, end, _BLOCK_NBYTES):
@@ -66,7 +61,10 @@ class Namer:
         return tuple(blocks)
 
 
-def _without_marks(text: bytes, names: Mapping[str, int]) -> bytes:
-    for mark, name in names.items():
-        text = text.replace(mark.encode(), b"%016x" % name, 1)
-    return text
+def _with_names(text: bytes, names: Mapping[str, int]) -> bytes:
+    return MARK.sub(lambda mark: b"%016x" % names[mark[0].decode()] if mark[0].decode() in names else mark[0], text)
+
+
+def _until_unnamed(text: bytes) -> bytes:
+    """What follows a picture without a name would have the same name after any other picture."""
+    return text[: found.start()] if (found := MARK.search(text)) else text

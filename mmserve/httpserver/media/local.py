@@ -52,7 +52,7 @@ def read_data_url(ref: MediaRef, budget: RequestByteLimit) -> bytes:
     if ref.content is not None:
         data = ref.content
     elif _is_base64(head):
-        data = _decode_base64(text if ref.data is None else ref.data)
+        data = decode_base64(text if ref.data is None else ref.data)
     else:
         data = unquote_to_bytes(text)
     budget.take(len(data))
@@ -63,8 +63,9 @@ def _is_base64(head: str) -> bool:
     return head.lower().endswith(";base64")
 
 
-def _decode_base64(text: str | memoryview) -> bytes:
-    """Decodes plain base64 first, fast and without the GIL; only on failure are JSON and URL escapes resolved."""
+def decode_base64(text: str | memoryview) -> bytes:
+    """Decodes plain base64 first, fast and without the GIL; only on failure are JSON and URL escapes resolved. Raises
+    MediaError."""
     with suppress(ValueError):
         return pybase64.b64decode(text, validate=True)
     try:

@@ -32,7 +32,8 @@ _SHORT_NBYTES = 4096
 _QUOTE, _BACKSLASH, _COLON = b'"', b"\\", ord(":")
 _START = b'"data'
 _HEAD = re.compile(
-    rb"""data:[!#-+\--\[\]-~]{0,100};base64,"""  # the media type is printable ASCII without quote, comma and backslash
+    # The media type is printable ASCII without quote and comma, and without backslash but for an escaped slash.
+    rb"""data:(?:[!#-+\--\[\]-~]|\\/){0,100};base64,"""
     rb"""|data"[ \t\n\r]{0,100}:[ \t\n\r]{0,100}"(?=[0-9A-Za-z+/=\\]{64})""",
     re.IGNORECASE,
 )
@@ -40,7 +41,7 @@ _HEAD = re.compile(
 
 _SECRET, _NUMBERS = secrets.token_hex(16), itertools.count()
 """Marks never leave the process, so no client can write one into its request."""
-_MARK = re.compile(_SECRET.encode() + rb"-\d+")
+MARK = re.compile(_SECRET.encode() + rb"-\d+")
 _BASE64 = re.compile(rb"[0-9A-Za-z+/=]{0,%d}" % _SHORT_NBYTES)
 
 
@@ -53,9 +54,9 @@ class SplitUrl(NamedTuple):
 
 
 def split_media(
-    body: bytes | bytearray, max_nbytes: int | None = None
+    body: bytes | bytearray, max_nbytes: int | None = None, *, min_nbytes: int | None = None
 ) -> tuple[bytes | bytearray, dict[str, SplitUrl]]:
-    """The body with marks, and the URL of each mark. Returns ``body`` itself if it has no long image.
+    """The body with marks, and the URL of each mark. Returns ``body`` itself if it has no image of ``min_nbytes``, by default a long one.
 
     Raises TooMuchText if more than ``max_nbytes`` are left without the URLs; it searches no further than that.
     """
@@ -63,17 +64,18 @@ def split_media(
     pieces: list[bytes | memoryview] = []
     urls: dict[str, SplitUrl] = {}
     limit = len(body) if max_nbytes is None else max_nbytes
+    min_nbytes = _MIN_NBYTES if min_nbytes is None else min_nbytes
     copied, cut_nbytes, at = 0, 0, _find_start(body, 0, limit)
     for _ in range(_MAX_STARTS):
         if at < 0:
             break
         head = _HEAD.match(body, at + 1)
         end = -1 if head is None else body.find(_QUOTE, head.end())
-        if head is not None and end - at >= _MIN_NBYTES and not (_escaped(body, at) or _escaped(body, end)):
+        if head is not None and end - at >= min_nbytes and not (_escaped(body, at) or _escaped(body, end)):
             mark = f"{_SECRET}-{next(_NUMBERS)}"
             is_url = body[at + len(_START)] == _COLON
             start = at + 1 if is_url else head.end()
-            urls[mark] = SplitUrl(head[0].decode() if is_url else "", view[head.end() : end])
+            urls[mark] = SplitUrl(head[0].decode().replace("\\/", "/") if is_url else "", view[head.end() : end])
             pieces += view[copied:start], mark.encode()
             cut_nbytes += end - start
             copied = at = end
@@ -104,7 +106,7 @@ def put_back(rest: bytes | bytearray, urls: Mapping[str, SplitUrl], *, shortened
             return mark[0]
         return url.head.encode() + (_shortened(url.data) if shortened else bytes(url.data))
 
-    return _MARK.sub(whole, rest)
+    return MARK.sub(whole, rest)
 
 
 def _shortened(data: memoryview) -> bytes:

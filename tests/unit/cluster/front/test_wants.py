@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.cluster.front.wants import Namer
+from mmserve.cluster.scale.policy import Want
 
-_NAMER = Namer(b"secret")
-_PICTURE = "data:image/png;base64," + "A" * 20_000
+_BYTES = bytes(range(256)) * 60
+_PICTURE = "data:image/png;base64," + base64.b64encode(_BYTES).decode()
+
+
+def _want(body: bytes, secret: bytes = b"secret") -> Want:
+    return asyncio.run(Namer(secret).want(body))
 
 
 def _body(*texts: str, pictures: tuple[str, ...] = (), **fields: Any) -> bytes:
@@ -19,36 +27,79 @@ def _body(*texts: str, pictures: tuple[str, ...] = (), **fields: Any) -> bytes:
 
 
 def test_a_picture_has_one_name_wherever_it_stands_and_another_picture_another() -> None:
-    alone = _NAMER.want(_body("What is this?", pictures=(_PICTURE,)))
-    beside = _NAMER.want(_body("And these?", pictures=("data:image/png;base64,Zm9v", _PICTURE)))
+    alone = _want(_body("What is this?", pictures=(_PICTURE,)))
+    beside = _want(_body("And these?", pictures=("data:image/png;base64," + "Zm9v" * 25, _PICTURE)))
     assert len(alone.pictures) == 1
     assert len(beside.pictures) == 2
     assert alone.pictures[0] in beside.pictures
-    (linked,) = _NAMER.want(_body("x", pictures=("https://a.example/1.png",))).pictures
+    (linked,) = _want(_body("x", pictures=("https://a.example/1.png",))).pictures
     assert linked not in beside.pictures
 
 
-def test_anthropics_pictures_are_named_too() -> None:
-    source = {"type": "base64", "media_type": "image/png", "data": "A" * 20_000}
-    body = json.dumps({"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}).encode()
-    assert len(_NAMER.want(body).pictures) == 1
+def _of_responses(picture: bytes, **dumps: Any) -> bytes:
+    url = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
+    return json.dumps({"input": [{"content": [{"type": "input_image", "image_url": url}]}]}, **dumps).encode()
+
+
+def _of_anthropic(picture: bytes) -> bytes:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(picture).decode()}
+    return json.dumps({"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}).encode()
+
+
+@pytest.mark.parametrize("picture", [_BYTES, _BYTES[:70], _BYTES * 100], ids=["long", "short", "in a thread"])
+def test_a_picture_is_named_by_its_bytes_in_any_protocol_and_spelling(picture: bytes) -> None:
+    plain = _of_responses(picture)
+    bodies = [
+        plain,
+        _of_responses(picture, indent=4, separators=(" ,", " : ")),
+        plain.replace(b"/", b"\\/"),
+        plain.replace(b"+", b"%2B").replace(b"=", b"%3d"),
+        plain.replace(b"image/jpeg", b"image/png;name=a"),
+        _of_anthropic(picture),
+        _body("x", pictures=("data:;base64," + base64.b64encode(picture).decode(),)),
+    ]
+    wants = [_want(body) for body in bodies]
+    assert {want.pictures for want in wants} == {wants[0].pictures}
+    assert len(wants[0].pictures) == 1
+    assert _want(_of_responses(picture[:-1] + b"!")).pictures != wants[0].pictures
+
+
+def test_a_picture_that_is_fetched_is_named_by_its_url() -> None:
+    named = {
+        _want(b'{"messages": [{"url": "%s"}]}' % url).pictures for url in (b"https://a/b.png", b"https:\\/\\/a\\/b.png")
+    }
+    assert len(named) == 1
+    assert len(*named) == 1
+
+
+def test_what_is_no_base64_has_a_name_of_its_own() -> None:
+    broken = [_want(_body("x", pictures=("data:image/png;base64," + "A*" * 60 + end,))).pictures for end in "ab"]
+    assert broken[0] != broken[1]
+
+
+def test_pictures_beyond_the_most_that_are_named_end_the_names_of_the_text() -> None:
+    pictures = tuple(f"data:;base64,{number:04d}" + "A" * 96 for number in range(300))
+    want = _want(_body("y" * 5000, pictures=pictures))
+    assert len(want.pictures) == 256
+    assert len(want.blocks) < 128
+    assert want.blocks == _want(_body("z" * 5000, pictures=pictures[:256] + pictures[270:])).blocks
 
 
 def test_tenants_with_a_salt_and_clusters_with_another_secret_share_no_names() -> None:
     text = "y" * 2000
     wants = [
-        _NAMER.want(_body(text, pictures=(_PICTURE,))),
-        _NAMER.want(_body(text, pictures=(_PICTURE,), cache_salt="a")),
-        Namer(b"other").want(_body(text, pictures=(_PICTURE,))),
+        _want(_body(text, pictures=(_PICTURE,))),
+        _want(_body(text, pictures=(_PICTURE,), cache_salt="a")),
+        _want(_body(text, pictures=(_PICTURE,)), b"other"),
     ]
     names = [{*want.pictures, *want.blocks} for want in wants]
     assert sum(map(len, names)) == len(set().union(*names))
 
 
 def test_the_next_turn_of_a_conversation_begins_with_the_blocks_of_the_last() -> None:
-    first = _NAMER.want(_body("z" * 3000, pictures=(_PICTURE,), temperature=0))
-    second = _NAMER.want(_body("z" * 3000, "go on" * 300, pictures=(_PICTURE,), temperature=0))
-    other = _NAMER.want(_body("w" + "z" * 2999, "go on" * 300, pictures=(_PICTURE,)))
+    first = _want(_body("z" * 3000, pictures=(_PICTURE,), temperature=0))
+    second = _want(_body("z" * 3000, "go on" * 300, pictures=(_PICTURE,), temperature=0))
+    other = _want(_body("w" + "z" * 2999, "go on" * 300, pictures=(_PICTURE,)))
     assert len(first.blocks) >= 5
     assert second.blocks[: len(first.blocks) - 1] == first.blocks[:-1]
     assert not set(other.blocks) & set(first.blocks)
@@ -56,11 +107,11 @@ def test_the_next_turn_of_a_conversation_begins_with_the_blocks_of_the_last() ->
 
 
 def test_a_long_text_has_a_bounded_number_of_names() -> None:
-    assert len(_NAMER.want(_body("t" * 1_000_000)).blocks) == 128
+    assert len(_want(_body("t" * 1_000_000)).blocks) == 128
 
 
 @given(st.binary(max_size=200))
 def test_any_body_is_answered(body: bytes) -> None:
-    want = _NAMER.want(body)
+    want = _want(body)
     assert want.blocks == ()
     assert want.tokens <= 200
