@@ -21,6 +21,9 @@ from mmserve.messages.reply import FinishReason
 RELAY_HEADER = "x-mmserve-relay"
 _COMMENT = b": mmserve "
 _END = b"\n\n"
+GIVEN_UP = b": mmserve-given-up" + _END
+"""The last comment of a stream that the server cannot end, because it ends itself or its engine is gone. Another server
+goes on with it."""
 _ARRAY = struct.Struct(">BI")
 """Head of an array in msgpack: its type, and its length."""
 

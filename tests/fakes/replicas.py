@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.cluster.front.run import Front, FrontOptions
 from mmserve.ipc.cluster_key import ClusterKey
-from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, comment, opened
+from mmserve.messages.relay import GIVEN_UP, RELAY_HEADER, Relay, Sampled, comment, opened
 from tests.fakes.http_server import serving
 
 KEY = ClusterKey.of(bytes(32))
@@ -35,6 +35,8 @@ class FakeReplica:
     then_refuses: bool = False
     """It has died once, and takes nothing now."""
     breaks_event: bool = False
+    gives_up: bool = False
+    """In place of dying."""
     damages: bool = False
     """In place of dying: a comment that is none, which says what would not be believed."""
     status: int = 200
@@ -93,6 +95,9 @@ class FakeReplica:
             data += b"" if index < num_events else b"data: " + letter.encode() + b"\n\n"
             if self.dies_after == index and self.damages:
                 data = b": mmserve !!!!\n\n" + data
+            elif self.dies_after == index and self.gives_up:
+                await send({"type": "http.response.body", "body": GIVEN_UP, "more_body": False})
+                return
             elif self.dies_after == index:
                 self.status = 503 if self.then_refuses else 200
                 if self.breaks_event:

@@ -208,6 +208,8 @@ class _Attempt:
             self._keep(self._progress.sampled.nbytes)
             if shown:
                 await self._send({"type": "http.response.body", "body": shown, "more_body": True})
+            if self._progress.given_up:
+                raise ReplicaLost("it has given its stream up", sent=True)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_whole(self, answer: UpstreamAnswer) -> None:

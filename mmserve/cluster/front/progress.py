@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mmserve.cluster.front.events import PING, EventSplitter
-from mmserve.messages.relay import SampledSoFar, packed_of
+from mmserve.messages.relay import GIVEN_UP, SampledSoFar, packed_of
 
 
 @dataclass
@@ -13,17 +13,23 @@ class Progress:
     """``num_events``: events that the client has. ``sampled``: the tokens that they, and perhaps more, are made of."""
 
     num_events: int = 0
+    given_up: bool = False
+    """The replica has said that it cannot go on."""
     sampled: SampledSoFar = field(default_factory=SampledSoFar)
     _splitter: EventSplitter = field(default_factory=EventSplitter)
 
     def restart(self) -> None:
         """Another replica goes on; a part of an event from the last one is dropped."""
         self._splitter = EventSplitter()
+        self.given_up = False
 
     def take(self, data: bytes) -> bytes:
         """What the client gets of these bytes from a replica: whole events. A damaged comment raises ValueError or
         msgspec.DecodeError; then nothing of these bytes counts."""
         events = self._splitter.feed(data)
+        if GIVEN_UP in events:
+            self.given_up = True
+            events = events[: events.index(GIVEN_UP)]
         comments = [packed_of(event) for event in events]
         shown = [event for event, comment in zip(events, comments, strict=True) if comment is None]
         for comment in comments:

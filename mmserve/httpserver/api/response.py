@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from mmserve.httpserver.http.disconnect import WhileConnected
 from mmserve.httpserver.request.task import RequestTask
-from mmserve.messages.relay import comment
+from mmserve.messages.relay import GIVEN_UP, comment
+from mmserve.runtime.errors import Unavailable
 
 SendAnswer = Callable[[RequestTask, Send], Awaitable[None]]
 """Sends a task's whole response in one protocol's form. If it raises MmserveError before it has sent anything, the
@@ -94,6 +95,9 @@ async def _relayed(
     """``events`` without the first ``num_events``, each after comments with the tokens that it is made of."""
     async with aclosing(events):
         async for data in events:
+            if isinstance(task.deltas.failure, Unavailable):
+                yield GIVEN_UP
+                return
             comments = b"".join(map(comment, task.deltas.take_sampled()))
             if num_events and not data.startswith(_PING):
                 num_events -= 1

@@ -56,7 +56,7 @@ class SplitUrl(NamedTuple):
 def split_media(
     body: bytes | bytearray, max_nbytes: int | None = None, *, min_nbytes: int | None = None
 ) -> tuple[bytes | bytearray, dict[str, SplitUrl]]:
-    """The body with marks, and the URL of each mark. Returns ``body`` itself if it has no image of ``min_nbytes``, by default a long one.
+    """The body with marks, and the URL of each mark. Returns ``body`` itself if none has ``min_nbytes``.
 
     Raises TooMuchText if more than ``max_nbytes`` are left without the URLs; it searches no further than that.
     """

@@ -10,10 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from mmserve.httpserver.request.task import RequestTask
 from mmserve.ipc.cluster_key import ClusterKey, written
-from mmserve.messages.relay import RELAY_HEADER, Relay, Sampled, SampledSoFar, commented, sealed
+from mmserve.messages.relay import GIVEN_UP, RELAY_HEADER, Relay, Sampled, SampledSoFar, commented, sealed
 from mmserve.messages.request import GenerateRequest
-from tests.fakes.http_upstream import Behaviour, Upstream, say
+from tests.fakes.http_upstream import Behaviour, Upstream, say, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
 from tests.integration.httpserver.test_chat import HELLO
 from tests.integration.httpserver.test_tools import CALL, HERMES, WEATHER
@@ -183,3 +184,26 @@ def test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_mean
             assert await status(worker, "abc", body) == 200
 
     run(test)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages"])
+def test_a_stream_that_the_server_cannot_end_is_given_up_for_another_one(path: str, tmp_path: Path) -> None:
+    """As when a drain ends with requests left. Other clients get an event with the error."""
+
+    async def test() -> None:
+        async with http_worker(cluster_key_file=_key_file(tmp_path)) as worker:
+            worker.upstream.behave = say_then_hold("hel")
+            fields = {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
+            stream = asyncio.create_task(_events(worker, path, fields | {"max_tokens": 9}))
+            await worker.upstream.until(lambda: bool(worker.upstream.requests()))
+            await worker.until(lambda: any(task.deltas.usage.completion_tokens == 3 for task in _running(worker)))
+            await worker.context.request_tasks.close()
+            events = await stream
+            assert events[-1] == GIVEN_UP
+            assert not any(b"error" in event for event in events)
+
+    run(test)
+
+
+def _running(worker: Worker) -> list[RequestTask]:
+    return worker.context.request_tasks.oldest(9)

@@ -23,7 +23,7 @@ async def _post(url: str, body: dict[str, Any], path: str = CHAT, **headers: str
         return answer.status, await answer.text(), {name.lower(): value for name, value in answer.headers.items()}
 
 
-@pytest.mark.parametrize("how", ["", "breaks_event", "damages"])
+@pytest.mark.parametrize("how", ["", "breaks_event", "damages", "gives_up"])
 def test_a_stream_goes_on_at_another_replica_after_any_event(how: str) -> None:
     async def test() -> None:
         for dies_after in (0, 1, len(TEXT) - 1):
