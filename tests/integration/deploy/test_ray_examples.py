@@ -57,7 +57,7 @@ def test_the_applications_and_deployments_exist(number: int) -> None:
     module, _, function = application["import_path"].partition(":")
     source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
     assert function in {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-    names = "".join(path.read_text() for path in (ROOT / "mmserve" / "on_ray").glob("*.py"))
+    names = "".join(path.read_text() for path in (ROOT / "mmserve" / "cluster" / "on_ray").glob("*.py"))
     for deployment in application["deployments"]:
         assert f'"{deployment["name"]}"' in names
         # Ray's schema accepts any field.
