@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -10,16 +11,20 @@ from mmserve.model_backend.platforms.cuda.graphs.capture import Captured
 
 
 class Recorder:
-    """See ``cuda.graphs.capture.Capture``. ``fails``: as work that waits for the device, which cannot be captured."""
+    """See ``cuda.graphs.capture.Capture``. ``fails``: as work that waits for the device, which cannot be captured.
 
-    def __init__(self, *, fails: bool = False) -> None:
+    ``most_rows``: memory runs out for graphs of more."""
+
+    def __init__(self, *, fails: bool = False, most_rows: int = sys.maxsize) -> None:
         self.num_captures = self.num_replays = 0
-        self._fails = fails
+        self._fails, self._most_rows = fails, most_rows
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
         output = work()
         if self._fails:
             raise RuntimeError("operation not permitted when stream is capturing")
+        if len(output) > self._most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         self.num_captures += 1
 
         def replay() -> None:

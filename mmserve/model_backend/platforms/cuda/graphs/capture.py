@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -31,12 +32,17 @@ class Capture(Protocol):
 
 
 class CudaCapture:
-    """See ``Capture``. Graphs share one pool of memory, so they must be replayed on one stream, one after another."""
+    """See ``Capture``. Graphs share one pool of memory, so they must be replayed on one stream, one after another.
+
+    Torch refuses a pool whose graphs have all gone, and one in which a capture has failed: then another is begun.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        """What torch calls a handle."""
+        self._in_pool: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
         current = torch.cuda.current_stream(self._device)
@@ -47,12 +53,17 @@ class CudaCapture:
         current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
         gc.collect()  # what is freed within a capture ends it
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), self._pool
+        if pool is None or not self._in_pool:
+            pool = torch.cuda.graph_pool_handle()
+        self._pool = None  # until this capture has succeeded
         # Other threads of this process copy to the GPU meanwhile. Torch leaves the stream of a capture that fails the
         # current one: the outer ``with`` does not.
         with (
             torch.cuda.stream(self._stream),
-            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
         ):
             output = work()
+        self._pool = pool
+        self._in_pool.add(graph)
         return Captured(graph.replay, output)

@@ -71,11 +71,15 @@ class GraphExecutor:
         self._key = key
 
     def _add(self, rung: int, inputs: StepInputs, kv_cache: torch.Tensor, metadata: Any) -> None:
-        """Capture a step of so many rows. If that fails, no graph is used any more."""
+        """Capture a step of so many rows. If memory runs out, such steps take the next larger graph, if there is one;
+        if it fails otherwise, no graph is used any more."""
         hidden, positions, wanted = inputs.of(rung)
         try:
             work = partial(self._model.forward, hidden, positions, kv_cache, metadata, wanted)
             self._graphs[rung] = self._capture(work)
+        except torch.OutOfMemoryError as error:
+            logger.warning("there is no memory for a graph of %d rows: %s", rung, error)
+            self.rungs = tuple(each for each in self.rungs if each != rung)
         except RuntimeError as error:
             logger.warning("steps are computed launch by launch, because they cannot be captured: %s", error)
             self.rungs = ()

@@ -43,8 +43,8 @@ class Attention:
 
 
 class Setup:
-    def __init__(self, *, fails: bool = False) -> None:
-        self.model, self.capture = Model(), Recorder(fails=fails)
+    def __init__(self, **capture: Any) -> None:
+        self.model, self.capture = Model(), Recorder(**capture)
         self.executor = GraphExecutor(self.model, Attention(), RUNGS, self.capture)  # type: ignore[arg-type]
         self.kv = torch.zeros(1)
 
@@ -135,3 +135,22 @@ def test_what_cannot_be_captured_is_computed_as_it_is_with_a_word_in_the_log(cap
     assert setup.counts == (0, 0)
     assert setup.executor.rungs == ()
     assert caplog.text.count("cannot be captured: operation not permitted") == 1
+
+
+def test_rungs_for_which_memory_runs_out_are_dropped_and_the_others_stay(caplog: pytest.LogCaptureFixture) -> None:
+    setup = Setup(most_rows=4)
+    for rows in (8, 4, 2, 1, 7, 3):  # as the warm-up does, then steps of requests
+        setup.step(rows)
+    assert setup.executor.rungs == (1, 2, 4)
+    assert setup.counts == (3, 4), "steps of 7 and 8 rows are computed as they are"
+    assert caplog.text.count("no memory for a graph of 8 rows") == 1
+
+
+def test_a_step_whose_own_graph_had_no_memory_takes_the_next_larger_one() -> None:
+    setup = Setup()
+    setup.step(8)
+    setup.capture._most_rows = 0
+    setup.step(3)
+    assert setup.executor.rungs == (1, 2, 8)
+    setup.step(4)
+    assert setup.counts == (1, 2)
