@@ -1,17 +1,14 @@
-"""Pixels for a CLIP vision tower: the results of transformers' CLIP image processor, bit for bit, in less memory."""
+"""Pixels for a CLIP tower: those that transformers' CLIP image processor rescales, bit for bit, in less memory."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from mmserve.processors.clip_settings import ClipSettings, both_sides, output_size, resized_size
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Canvas, Size
-from mmserve.processors.pixels.values import channel_values, fill_planes
+from mmserve.processors.pixels.values import RGB, Bytes, fill
 from mmserve.processors.upright import UprightPicture
-
-Pixels = npt.NDArray[np.float32]
 
 
 def decoded_nbytes(settings: ClipSettings, width: int, height: int, loading_nbytes: int) -> int:
@@ -21,11 +18,11 @@ def decoded_nbytes(settings: ClipSettings, width: int, height: int, loading_nbyt
     """
     target = resized_size(settings, width, height)
     rows, columns = output_size(settings) or target[::-1]
-    return peak_nbytes(loading_nbytes, [(_canvas(settings, width, height), target)], 12 * rows * columns)
+    return peak_nbytes(loading_nbytes, [(_canvas(settings, width, height), target)], RGB * rows * columns)
 
 
-def pixels(settings: ClipSettings, picture: UprightPicture) -> Pixels:
-    """Convert a picture to float32 [3, height, width], C-contiguous. Raises MediaError.
+def pixels(settings: ClipSettings, picture: UprightPicture) -> Bytes:
+    """Convert a picture to [height, width, 3], C-contiguous. Raises MediaError.
 
     The caller keeps no reference to the picture, so that it is freed as early as possible.
     """
@@ -38,9 +35,9 @@ def pixels(settings: ClipSettings, picture: UprightPicture) -> Pixels:
     height, width = image.size[::-1]
     if settings.do_center_crop and (crop := both_sides(settings.crop_size)):
         height, width = crop
-    result = np.empty((3, height, width), np.float32)
+    result = np.empty((height, width, RGB), np.uint8)
     left, top = (image.width - width) // 2, (image.height - height) // 2
-    fill_planes(result, image, channel_values(settings), left=left, top=top)
+    fill(result, image, left=left, top=top)
     return result
 
 

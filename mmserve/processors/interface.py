@@ -34,11 +34,24 @@ class Expansion(NamedTuple):
         return sum(run.rows for run in self.runs)
 
 
-class Views(NamedTuple):
-    """What the vision tower reads of one picture."""
+class PixelForm(NamedTuple):
+    """How the bytes of ``Views`` become the numbers that a vision tower reads, on the tower's device."""
 
     values: npt.NDArray[np.float32]
-    """Patches [n, d] or tiles [k, 3, S, S], C-contiguous."""
+    """[3, 256]: the number of each byte of each channel, rescaled and normalized."""
+    side: int = 0
+    """Of a patch, in pixels; 0: the tower reads tiles, as planes."""
+    block: int = 1
+    """Patches stand row by row in blocks of ``block`` x ``block``, and the blocks row by row."""
+    frames: int = 1
+    """Copies of the picture in each patch."""
+
+
+class Views(NamedTuple):
+    """What the vision tower reads of one picture, as bytes."""
+
+    pixels: npt.NDArray[np.uint8]
+    """RGB, C-contiguous: tiles [k, S, S, 3], or the resized picture [1, height, width, 3] of a patch tower."""
     grids: npt.NDArray[np.int32]
     """[views, 3]. Of a patch tower: (t, h, w) of each view in patches. Of a tile tower: (1, rows, columns) of a grid of
     tiles, without the tile of the whole picture; or (1, 1, 1) for each of its views."""
@@ -77,6 +90,11 @@ class ImageProcessor(Protocol):
 
     def expand(self, width: int, height: int) -> Expansion:
         """For an upright picture of this size. Raises MediaError."""
+        ...
+
+    @property
+    def form(self) -> PixelForm | None:
+        """The same for all settings that a request may change. None: the tower takes the bytes themselves."""
         ...
 
     def views(self, data: bytes | memoryview) -> Views:

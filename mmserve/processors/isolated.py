@@ -104,17 +104,17 @@ def _asked(question: bytes) -> tuple[Processing, bytes]:
 
 
 def _packed(views: Views) -> bytes:
-    """The shapes of both arrays, the grids, the values."""
+    """The shapes of both arrays, the grids, the pixels."""
     shapes = msgspec.msgpack.encode([each.shape for each in views])
-    return b"".join((bytes([len(shapes)]), shapes, views.grids.data, views.values.data))
+    return b"".join((bytes([len(shapes)]), shapes, views.grids.data, views.pixels.data))
 
 
 def _unpacked(packed: memoryview) -> Views:
     shapes_end = 1 + packed[0]
-    values_shape, grids_shape = msgspec.msgpack.decode(packed[1:shapes_end], type=list[list[int]])
+    pixels_shape, grids_shape = msgspec.msgpack.decode(packed[1:shapes_end], type=list[list[int]])
     grids = np.frombuffer(packed, np.int32, math.prod(grids_shape), shapes_end)
-    values = np.frombuffer(packed, np.float32, offset=shapes_end + grids.nbytes)
-    return Views(values.reshape(values_shape).copy(), grids.reshape(grids_shape).copy())
+    pixels = np.frombuffer(packed, np.uint8, offset=shapes_end + grids.nbytes)
+    return Views(pixels.reshape(pixels_shape).copy(), grids.reshape(grids_shape).copy())
 
 
 def _answer(views: Callable[[bytes], Views], question: bytes) -> bytes:

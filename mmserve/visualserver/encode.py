@@ -12,14 +12,14 @@ import torch
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.platforms.device import is_fatal_device_error, is_out_of_memory
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.visualserver.image_decode import DecodedBatch
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome, item_ids
 from mmserve.visualserver.work_journal import WorkJournal
 
-ComputeRows = Callable[[Sequence[ViewTensors]], list[torch.Tensor]]
-"""A vision tower: the rows [rows, streams * hidden] of each picture."""
+ComputeRows = Callable[[Sequence[PixelTensors]], list[torch.Tensor]]
+"""A vision tower behind the pixels' way to it: the rows [rows, streams * hidden] of each picture."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class EncoderBatch:
     """Images and the views of each. Holds the only reference to the views."""
 
     images: Sequence[Image]
-    views: Sequence[ViewTensors]
+    views: Sequence[PixelTensors]
 
 
 class Encoder:
@@ -70,7 +70,7 @@ class Encoder:
         """Move the views out of ``decoded``, without a copy."""
         views, decoded.views = decoded.views, []
         assert len(views) == len(decoded.images), "the views were taken before"
-        return EncoderBatch(decoded.images, [ViewTensors(*map(torch.from_numpy, each)) for each in views])
+        return EncoderBatch(decoded.images, [PixelTensors(*map(torch.from_numpy, each)) for each in views])
 
     def encode(self, batches: list[EncoderBatch]) -> EncodeResult:
         """Encode all batches. Clears the list, so that the views are freed once they are encoded.
@@ -93,7 +93,7 @@ class Encoder:
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
         return EncodeResult(reported(self._cache, outcomes), time.monotonic() - started_s, written_nbytes)
 
-    def _encode_part(self, images: Sequence[Image], views: Sequence[ViewTensors]) -> dict[int, Outcome]:
+    def _encode_part(self, images: Sequence[Image], views: Sequence[PixelTensors]) -> dict[int, Outcome]:
         if not any(self._journal.num_deaths(image.item_id) for image in images):
             try:
                 return self._encode(images, views)
@@ -110,7 +110,7 @@ class Encoder:
             self._journal.clear([image.item_id])
         return outcomes
 
-    def _encode_alone(self, image: Image, views: ViewTensors) -> dict[int, Outcome]:
+    def _encode_alone(self, image: Image, views: PixelTensors) -> dict[int, Outcome]:
         try:
             return self._encode([image], [views])
         except Exception as error:  # the boundary of one image
@@ -119,7 +119,7 @@ class Encoder:
             logger.exception("image %d could not be encoded", image.item_id)
             return {image.item_id: INTERNAL}
 
-    def _encode(self, images: Sequence[Image], views: Sequence[ViewTensors]) -> dict[int, Outcome]:
+    def _encode(self, images: Sequence[Image], views: Sequence[PixelTensors]) -> dict[int, Outcome]:
         with self._journal.working(item_ids(images), ends_process=is_fatal_device_error):
             rows = [each.to(self._dtype) for each in self._tower(views)]
             return {

@@ -35,6 +35,7 @@ class Pipeline:
     """``receive`` takes messages; ``run`` works until cancelled; ``emit`` sends a message to the router.
 
     ``max_encoder_images``: limit of images whose pixels the encoder has, waiting or being encoded. No batch is larger.
+    ``begin``: what the encoder's thread does first.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Pipeline:
         emit: Callable[[Answer], object],
         max_encoder_images: int,
         offload: Offload | None = None,
+        begin: Callable[[], object] = lambda: None,
     ) -> None:
         self._queue = queue
         self._offload = offload
@@ -60,7 +62,7 @@ class Pipeline:
         self._metrics = metrics
         self._emit = emit
         self._decode_thread = ThreadPoolExecutor(1, "decode")
-        self._encode_thread = ThreadPoolExecutor(1, "encode")
+        self._encode_thread = ThreadPoolExecutor(1, "encode", initializer=begin)
         self._wake_decode = asyncio.Event()
         self._wake_encode = asyncio.Event()
         self._decoding: dict[Future[DecodedBatch], ImageBatch] = {}

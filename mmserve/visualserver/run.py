@@ -26,11 +26,12 @@ from mmserve.messages.request import AbortRequest, CountImageRows, EncodeRequest
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.model_backend.platforms.interface import Platform
-from mmserve.model_backend.vision.interface import CountsRows, ViewTensors
+from mmserve.model_backend.vision.interface import CountsRows, PixelTensors
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.isolated import IsolatedDecoder
+from mmserve.processors.registry import processor_for
 from mmserve.runtime.cpu.compute_progress import ComputeProgress
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.runtime.memory import allocator
@@ -43,6 +44,7 @@ from mmserve.visualserver.permits import PermitClient
 from mmserve.visualserver.pipeline import Pipeline
 from mmserve.visualserver.remote.encoders import Encoders, listening_socket
 from mmserve.visualserver.row_counter import RowCounter
+from mmserve.visualserver.towers import computing_rows
 from mmserve.visualserver.work_journal import WorkJournal
 
 _MAX_DECODE_THREADS = 8
@@ -72,24 +74,33 @@ def run(process: Process) -> None:
         attention=deployment.config.attention_backend,
         cards=deployment.config.visual_devices,
     )
+    platform.use_in_thread()
     platform.set_threads(_threads(deployment))
     with allocator.return_freed_memory():
         tower = load_tower(deployment.model, platform, process.progress)
     platform.prefault_for_images(deployment, _tower_images(deployment))
     counter = _row_counter(process, tower) if isinstance(tower, CountsRows) else None
-    serve(process, _sharing_cores(tower, process, platform, busy_towers), counter)
+    processor = processor_for(deployment.model)
+    assert processor is not None, "a text model has no visual server"
+    rows_of = _sharing_cores(computing_rows(tower, processor.form, platform), process, platform, busy_towers)
+    serve(process, rows_of, counter, platform.use_in_thread)
 
 
-def serve(process: Process, tower: ComputeRows, counter: RowCounter | None = None) -> None:
+def serve(
+    process: Process,
+    tower: ComputeRows,
+    counter: RowCounter | None = None,
+    begin: Callable[[], object] = lambda: None,
+) -> None:
     """Serve with this tower until SIGTERM. A SIGTERM before the event loop handles it raises Stop.
 
-    ``counter``: of a tower that counts rows. It is closed.
+    ``counter``: of a tower that counts rows. It is closed. ``begin``: what the thread that calls the tower does first.
     """
     cache = connect(process.endpoints, process.name, batched=process.deployment.config.enable_concurrent_alloc)
     decode_threads = min(_MAX_DECODE_THREADS, _threads(process.deployment))
     with ThreadPoolExecutor(decode_threads, "pixels") as pool:
         try:
-            asyncio.run(_serve(process, tower, cache, pool, counter))
+            asyncio.run(_serve(process, tower, cache, pool, counter, begin))
         finally:
             cache.close()
             if counter is not None:
@@ -112,7 +123,7 @@ def _sharing_cores(tower: ComputeRows, process: Process, platform: Platform, bus
 
     faults = process.fault_point()
 
-    def compute(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+    def compute(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         faults.pass_through()
         with busy_towers.computing(process.index, share):
             return tower(pictures)
@@ -140,13 +151,14 @@ async def _serve(
     cache: MediaCacheClient,
     pool: ThreadPoolExecutor,
     counter: RowCounter | None = None,
+    begin: Callable[[], object] = lambda: None,
 ) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     inbox: AsyncReceiver[VisualInbound] = AsyncReceiver(process.endpoints.visual(process.index), VisualInbound)
     router: Sender[EngineInbound] = Sender(process.endpoints.router, EngineInbound)
     metrics = MetricsClient(process.endpoints, process.name)
-    pipeline = _pipeline(process, tower, cache, pool, metrics, router.send)
+    pipeline = _pipeline(process, tower, cache, pool, metrics, router.send, begin)
     loops = asyncio.gather(
         _receive(inbox, pipeline, router.send, counter), pipeline.run(), _beat(process, pipeline, metrics)
     )
@@ -172,6 +184,7 @@ def _pipeline(
     pool: ThreadPoolExecutor,
     metrics: MetricsClient,
     emit: Callable[[EngineInbound], object],
+    begin: Callable[[], object],
 ) -> Pipeline:
     deployment, arena = process.deployment, process.arena
     processors = image_processors_for(deployment.model)
@@ -193,6 +206,7 @@ def _pipeline(
         emit,
         _batch_images(deployment),
         None if config.encoders is None else Offload(queue, _encoders(process, arena), cache),
+        begin,
     )
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
@@ -105,9 +104,9 @@ COUNTED = GenericVision(
 """Of a tower of transformers whose pictures have rows by their size."""
 
 
-def one_tile(pixels: npt.NDArray[np.float32]) -> Views:
-    """The views of a picture whose tower reads one tile: ``pixels`` [3, H, W]."""
-    return Views(pixels[None], np.ones((1, 3), np.int32))
+def one_tile(value: int, *, tiles: int = 1) -> Views:
+    """The views of a picture whose tower reads one tile, or so many, all of whose bytes are ``value``."""
+    return Views(np.full((tiles, 2, 2, 3), value, np.uint8), np.ones((1, 3), np.int32))
 
 
 def llava_processor(directory: Path) -> LlavaProcessor:

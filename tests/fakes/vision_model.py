@@ -16,6 +16,7 @@ from mmserve.checkpoint.load import load
 from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.processors.interface import Expansion
 from mmserve.processors.registry import processor_for
+from tests.fakes.tower_inputs import read_by_tower
 from tests.fakes.vision_checkpoints import IMAGE
 
 _TOKEN_TYPES = {"paddleocr_vl": "mm_token_type_ids", "gemma3": "token_type_ids"}
@@ -39,7 +40,7 @@ class VisionModel:
 
     def views(self, picture: int, count: int) -> ViewTensors:
         """Of a picture of a prompt with ``count`` pictures."""
-        return ViewTensors(*map(torch.from_numpy, self.processor.among(count).views(self._files[picture])))
+        return read_by_tower(self.processor, [self.processor.among(count).views(self._files[picture])])[0]
 
     def expansion(self, picture: int, count: int) -> Expansion:
         """Of a picture of a prompt with ``count`` pictures."""

@@ -17,9 +17,10 @@ from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.interface import Platform
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.interface import Expansion
 from mmserve.processors.registry import processor_for
+from mmserve.visualserver.towers import computing_rows
 from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
 
@@ -30,7 +31,7 @@ _MAX_CONTEXT = 512
 class Picture(NamedTuple):
     """One of a prompt's pictures, processed."""
 
-    views: ViewTensors
+    pixels: PixelTensors
     expansion: Expansion
 
 
@@ -53,11 +54,10 @@ def processed(spec: ModelSpec, files: Sequence[bytes]) -> tuple[Picture, ...]:
     found = processor_for(spec)
     assert found is not None, "a text model"
     processor = found.among(len(files))
-    return tuple(_picture(processor.views(file), processor.expand(*_size(file))) for file in files)
-
-
-def _picture(views: Sequence[object], expansion: Expansion) -> Picture:
-    return Picture(ViewTensors(*(torch.from_numpy(each) for each in views)), expansion)
+    return tuple(
+        Picture(PixelTensors(*map(torch.from_numpy, processor.views(file))), processor.expand(*_size(file)))
+        for file in files
+    )
 
 
 def _size(file: bytes) -> tuple[int, int]:
@@ -109,8 +109,11 @@ def _arena(
     if not any(prompt.pictures for prompt in prompts):
         yield None, [[] for _ in prompts]
         return
+    processor = processor_for(spec)
+    assert processor is not None, "a text model"
     tower = load_tower(spec, platform, lambda done, total, unit: None)
-    rows = [tower([picture.views for picture in prompt.pictures]) if prompt.pictures else [] for prompt in prompts]
+    rows_of = computing_rows(tower, processor.form, platform)
+    rows = [rows_of([picture.pixels for picture in prompt.pictures]) if prompt.pictures else [] for prompt in prompts]
     arena = Arena.create(sum(extent_nbytes(each.numel() * each.element_size()) for own in rows for each in own) + 4096)
     try:
         offset, handles = 0, []

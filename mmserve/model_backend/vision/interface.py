@@ -12,11 +12,20 @@ from mmserve.messages.media import ExpandedImage, Size
 from mmserve.model_backend.layers.target import Target
 
 
+class PixelTensors(NamedTuple):
+    """One decoded picture: ``processors.interface.Views`` as tensors of the host."""
+
+    pixels: torch.Tensor
+    """uint8: [1, height, width, 3], or tiles [k, S, S, 3]."""
+    grids: torch.Tensor
+    """int32 [views, 3]."""
+
+
 class ViewTensors(NamedTuple):
-    """What the tower reads of one picture: ``processors.interface.Views`` as tensors."""
+    """What the tower reads of one picture; ``pixels.PixelInputs`` makes it."""
 
     values: torch.Tensor
-    """float32: patches [n, d] or tiles [k, 3, S, S]."""
+    """On the tower's device: patches [n, d] or tiles [k, 3, S, S]; or the bytes of a tower that takes those."""
     grids: torch.Tensor
     """int32 [views, 3], on the CPU."""
 

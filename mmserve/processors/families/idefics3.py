@@ -16,21 +16,19 @@ import numpy as np
 from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
 from mmserve.processors.picture import decode
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Size
 from mmserve.processors.pixels.tile_grids import first_size, whole_tiles
 from mmserve.processors.pixels.tile_processor import tower_of
-from mmserve.processors.pixels.values import channel_values, fill_planes
+from mmserve.processors.pixels.values import RGB, channel_values, fill
 from mmserve.processors.settings import changeable, load_settings
 from mmserve.processors.upright import UprightPicture
 
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
 _UNUSED = ("do_pad", "return_row_col_info", "video_sampling")
-_VALUE_NBYTES = 12
-"""Of a pixel's three channels as float32."""
 
 
 class LongestEdge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +79,7 @@ class Idefics3Processor:
         tower = tower_of(model, self._side)
         rows = (self._side // tower.patch_size) ** 2 // tower.patches_per_row
         self._tile = Run(rows, (1, math.isqrt(rows), math.isqrt(rows)))
-        self._values = channel_values(settings)
+        self.form = PixelForm(channel_values(settings))
         self.placeholder = self.row_token = model.image_token
         self.request_options = changeable(Idefics3Settings)
         self.max_rows = self._tile.rows * self.layout(1, 1).num_tiles
@@ -118,25 +116,25 @@ class Idefics3Processor:
         return Expansion(f"{before}{_FAKE}{_GLOBAL}{self.row_token}{_FAKE}", (self._tile,) * layout.num_tiles)
 
     def views(self, data: bytes | memoryview) -> Views:
-        """Tiles [k, 3, side, side] row by row, the whole picture last. Raises MediaError."""
+        """Tiles [k, side, side, 3] row by row, the whole picture last. Raises MediaError."""
         picture, side, resample = decode(data), self._side, self._settings.resample
         layout = self.layout(*picture.size)
         first = resized(picture, layout.first, resample)
         del picture
         tiled = resized(UprightPicture(first), layout.tiled, resample)
         del first
-        tiles = np.empty((layout.num_tiles, 3, side, side), np.float32)
+        tiles = np.empty((layout.num_tiles, side, side, RGB), np.uint8)
         for index in range(layout.num_tiles - 1):
             row, column = divmod(index, layout.columns)
-            fill_planes(tiles[index], tiled, self._values, left=side * column, top=side * row)
-        fill_planes(tiles[-1], tiled.resize((side, side), resample), self._values)
+            fill(tiles[index], tiled, left=side * column, top=side * row)
+        fill(tiles[-1], tiled.resize((side, side), resample))
         return Views(tiles, np.array([(1, layout.rows, layout.columns)], np.int32))
 
     def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
         """See ``ImageProcessor``. Raises MediaError."""
         layout = self.layout(width, height)
         steps = [((width, height), layout.first), (layout.first, layout.tiled)]
-        return peak_nbytes(loading_nbytes, steps, _VALUE_NBYTES * layout.num_tiles * self._side**2)
+        return peak_nbytes(loading_nbytes, steps, RGB * layout.num_tiles * self._side**2)
 
     def settings_digest(self) -> bytes:
         """See ``ImageProcessor``."""

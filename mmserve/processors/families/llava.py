@@ -12,8 +12,9 @@ import numpy as np
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.processors import clip_pixels, clip_settings
-from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
 from mmserve.processors.picture import decode
+from mmserve.processors.pixels.values import channel_values
 from mmserve.processors.settings import changeable
 
 _ONE_TILE = np.ones((1, 3), np.int32)
@@ -29,6 +30,7 @@ class LlavaProcessor:
         """Read the checkpoint's settings. Raises StartupError."""
         assert isinstance(model.vision, ClipVision)
         self._settings = clip_settings.load_settings(model, model.vision.image_size)
+        self.form = PixelForm(channel_values(self._settings))
         self.placeholder = self.row_token = model.image_token
         self.max_rows = model.vision.num_rows
         self.request_options = changeable(clip_settings.ClipSettings)
@@ -47,7 +49,7 @@ class LlavaProcessor:
         return self._expansion
 
     def views(self, data: bytes | memoryview) -> Views:
-        """One tile, float32 [1, 3, image_size, image_size]. Raises MediaError."""
+        """One tile [1, image_size, image_size, 3]. Raises MediaError."""
         return Views(clip_pixels.pixels(self._settings, decode(data))[None], _ONE_TILE)
 
     def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:

@@ -13,12 +13,12 @@ import numpy as np
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.messages.media import ExpandedImage
-from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
 from mmserve.processors.picture import decode
 from mmserve.runtime.errors import MediaError, StartupError
 
-_PIXEL_NBYTES = 3 * (1 + 1 + 4 + 4)
-"""RGB as bytes in Pillow and numpy, as float32, and while the tower resizes it."""
+_PIXEL_NBYTES = 3 * (1 + 1 + 4)
+"""RGB as bytes in Pillow and numpy, and while the tower resizes it."""
 _ONE_VIEW = np.ones((1, 3), np.int32)
 
 
@@ -38,7 +38,9 @@ def counted(vision: GenericVision, image: ExpandedImage) -> Expansion:
 
 
 class WholePictures:
-    """The view of a picture is itself: float32 [1, 3, height, width] from 0 to 255, upright RGB."""
+    """The view of a picture is itself, upright."""
+
+    form: PixelForm | None = None
 
     def __init__(self, model: ModelSpec) -> None:
         assert isinstance(model.vision, GenericVision)
@@ -63,8 +65,7 @@ class WholePictures:
     def views(self, data: bytes | memoryview) -> Views:
         """Raises MediaError."""
         picture = decode(data)
-        pixels = np.asarray(picture.rgb(0, 0, *picture.size))
-        return Views(np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)[None], _ONE_VIEW)
+        return Views(np.array(picture.rgb(0, 0, *picture.size))[None], _ONE_VIEW)
 
     def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
         """See ``ImageProcessor``."""

@@ -11,15 +11,12 @@ import msgspec
 import numpy as np
 from PIL import Image
 
-from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
 from mmserve.processors.picture import decode
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Size, Source
-from mmserve.processors.pixels.values import ValueSettings, channel_values, fill_patches
+from mmserve.processors.pixels.values import RGB, ValueSettings, channel_values, fill
 from mmserve.processors.settings import changeable
-
-_VALUE_NBYTES = 12
-"""Of a pixel's three channels as float32."""
 
 
 class ResizeSettings(ValueSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +57,8 @@ class PatchProcessor(ABC):
         self.request_options = changeable(type(settings))
         self._settings = settings
         self._patches = patches
-        self._values = channel_values(settings)
+        block = patches.merge if patches.in_blocks else 1
+        self.form = PixelForm(channel_values(settings), patches.side, block, patches.frames)
 
     @abstractmethod
     def resized_size(self, width: int, height: int) -> Size:
@@ -83,19 +81,16 @@ class PatchProcessor(ABC):
         return resized_width // self._patches.row_side, resized_height // self._patches.row_side
 
     def views(self, data: bytes | memoryview) -> Views:
-        """Patches [n, 3 * frames * side * side] and the grid (1, lines, columns) of patches. Raises MediaError."""
-        image = self._resized(decode(data))
-        side, merge, in_blocks, frames = self._patches
-        columns, lines = image.width // side, image.height // side
-        patches = np.empty((lines * columns, 3 * frames * side * side), np.float32)
-        fill_patches(patches, image, self._values, side=side, block=merge if in_blocks else 1, frames=frames)
-        return Views(patches, np.array([(1, lines, columns)], np.int32))
+        """The resized picture and its grid (1, lines, columns) of patches. Raises MediaError."""
+        image, side = self._resized(decode(data)), self._patches.side
+        pixels = np.empty((1, image.height, image.width, RGB), np.uint8)
+        fill(pixels[0], image)
+        return Views(pixels, np.array([(1, image.height // side, image.width // side)], np.int32))
 
     def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
         """See ``ImageProcessor``. Raises MediaError."""
         target = self.resized_size(width, height)
-        output_nbytes = self._patches.frames * _VALUE_NBYTES * target[0] * target[1]
-        return peak_nbytes(loading_nbytes, [((width, height), target)], output_nbytes)
+        return peak_nbytes(loading_nbytes, [((width, height), target)], RGB * target[0] * target[1])
 
     def settings_digest(self) -> bytes:
         """See ``ImageProcessor``."""

@@ -13,17 +13,14 @@ from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.tower import TowerSpec
-from mmserve.processors.interface import Expansion, ImageProcessor, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Views
 from mmserve.processors.picture import decode
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Box, Canvas, Crop, Size, Source
-from mmserve.processors.pixels.values import Floats, channel_values, fill_planes
+from mmserve.processors.pixels.values import RGB, Bytes, channel_values, fill
 from mmserve.processors.settings import changeable
 from mmserve.runtime.errors import StartupError
-
-_VALUE_NBYTES = 12
-"""Of a pixel's three channels as float32."""
 
 
 class TileSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +65,7 @@ class TileProcessor(ABC):
         self.request_options = changeable(type(settings))
         self._settings = settings
         self._side = side
-        self._values = channel_values(settings)
+        self.form = PixelForm(channel_values(settings))
 
     @abstractmethod
     def parts(self, width: int, height: int) -> Sequence[Part]:
@@ -88,9 +85,9 @@ class TileProcessor(ABC):
         return self
 
     def views(self, data: bytes | memoryview) -> Views:
-        """Tiles [k, 3, side, side], those of a part row by row. Raises MediaError."""
+        """Tiles [k, side, side, 3], those of a part row by row. Raises MediaError."""
         size, parts, images = self._resized(decode(data))
-        tiles = np.empty((sum(part.num_tiles for part in parts), 3, self._side, self._side), np.float32)
+        tiles = np.empty((sum(part.num_tiles for part in parts), self._side, self._side, RGB), np.uint8)
         first = 0
         for part, image in zip(parts, images, strict=True):
             self._fill(tiles[first : first + part.num_tiles], part, image)
@@ -102,7 +99,7 @@ class TileProcessor(ABC):
         parts = self.parts(width, height)
         steps = [(_source_size(part, width, height), part.size) for part in parts]
         num_tiles = sum(part.num_tiles for part in parts)
-        return peak_nbytes(loading_nbytes, steps, _VALUE_NBYTES * num_tiles * self._side**2)
+        return peak_nbytes(loading_nbytes, steps, RGB * num_tiles * self._side**2)
 
     def settings_digest(self) -> bytes:
         """See ``ImageProcessor``."""
@@ -123,11 +120,11 @@ class TileProcessor(ABC):
             return Canvas(picture, part.canvas, tuple(int(255 * mean) for mean in self._settings.image_mean))
         return Crop(picture, part.box) if part.box else picture
 
-    def _fill(self, tiles: Floats, part: Part, image: Image.Image) -> None:
+    def _fill(self, tiles: Bytes, part: Part, image: Image.Image) -> None:
         left, top = (self._side * part.columns - image.width) // 2, (self._side * part.rows - image.height) // 2
         for index, tile in enumerate(tiles):
             row, column = divmod(index, part.columns)
-            fill_planes(tile, image, self._values, left=self._side * column - left, top=self._side * row - top)
+            fill(tile, image, left=self._side * column - left, top=self._side * row - top)
 
 
 def image_size(model: ModelSpec) -> int:

@@ -27,6 +27,7 @@ from mmserve.visualserver.encoder.rows_cache import RowsCache
 from mmserve.visualserver.encoder.worker import Worker
 from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.remote.frames import Hello
+from mmserve.visualserver.towers import computing_rows
 from mmserve.visualserver.work_journal import WorkJournal
 
 _CREDIT_NBYTES = 64 << 20
@@ -48,6 +49,7 @@ def run(process: Process) -> None:
         kernel_level=deployment.config.kernel_level,
         attention=deployment.config.attention_backend,
     )
+    platform.use_in_thread()
     platform.set_threads(deployment.cpu_threads)
     processors = image_processors_for(deployment.model)
     if processors is None:
@@ -63,7 +65,8 @@ def run(process: Process) -> None:
         isolated = stack.enter_context(closing(IsolatedDecoder(deployment.model)))
         pictures = GuardedDecoder(processors, isolated, journal)
         cache = RowsCache(int(deployment.config.mm_cache_gb * 2**30))
-        worker = Worker(pictures.views, tower, DTYPES[deployment.activation_dtype], cache)
+        rows_of = computing_rows(tower, processors.server.form, platform)
+        worker = Worker(pictures.views, rows_of, DTYPES[deployment.activation_dtype], cache)
         _serve(stack, process, worker, batch)
 
 

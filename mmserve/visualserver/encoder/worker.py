@@ -10,7 +10,7 @@ import torch
 
 from mmserve.messages.media import Processing
 from mmserve.model_backend.platforms.device import is_fatal_device_error
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MmserveError
 from mmserve.visualserver.encode import ComputeRows
@@ -33,7 +33,7 @@ class Worker:
     def encode(self, jobs: Sequence[Job]) -> None:
         """Answer each of them, from the cache if it has the rows. Raises the tower's error if the device is lost."""
         started_s = time.monotonic()
-        views: dict[int, ViewTensors] = {}
+        views: dict[int, PixelTensors] = {}
         for index, job in enumerate(jobs):
             if (rows := self._cache.get(_key(job))) is not None:
                 _answer(job, rows, 0.0)
@@ -50,10 +50,10 @@ class Worker:
                 self._cache.put(_key(jobs[index]), rows)
                 _answer(jobs[index], rows, each_s)
 
-    def _decoded(self, job: Job) -> ViewTensors | None:
+    def _decoded(self, job: Job) -> PixelTensors | None:
         try:
             views = self._decode(_name(job), memoryview(job.data), job.message.processing)
-            return ViewTensors(*map(torch.from_numpy, views))
+            return PixelTensors(*map(torch.from_numpy, views))
         except MmserveError as error:
             _fail(job, error.message)
         except Exception:  # the boundary of one picture
@@ -61,7 +61,7 @@ class Worker:
             _fail(job, "internal error")
         return None
 
-    def _rows(self, views: list[ViewTensors]) -> list[memoryview | None]:
+    def _rows(self, views: list[PixelTensors]) -> list[memoryview | None]:
         """None for a picture that cannot be encoded. After an error each is encoded alone."""
         try:
             return [self._bytes(rows) for rows in self._tower(views)]

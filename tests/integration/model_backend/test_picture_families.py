@@ -20,13 +20,13 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.media import MediaSpan
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.processors.registry import processor_for
 from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver
 from tests.fakes.media import png
 from tests.fakes.picture_families import PICTURE_FAMILIES, Processed
 from tests.fakes.ranks_in_processes import ranks_in_processes
+from tests.fakes.tower_inputs import read_by_tower
 
 NUM_TOKENS = 40
 RANKS = 4
@@ -83,7 +83,7 @@ def _prompts(directory: Path, arena: Arena, ids: list[list[int]]) -> list[Prompt
     for question, prompt in zip(ASKED, ids, strict=True):
         pictures = [part for part in question if isinstance(part, int)]
         among = processor.among(len(pictures))
-        views = [ViewTensors(*map(torch.from_numpy, among.views(PICTURES[each]))) for each in pictures]
+        views = read_by_tower(among, [among.views(PICTURES[each]) for each in pictures])
         handles = []
         for rows in tower(views) if views else ():
             handle, end = put_rows(arena, rows, end)

@@ -25,9 +25,11 @@ from mmserve.messages.media import MediaSpan
 from mmserve.messages.request import AbortRequest, EncodeRequest, EngineInbound, ImagesEncoded, VisualInbound
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import PixelTensors
+from mmserve.processors.registry import processor_for
 from mmserve.visualserver.encode import ComputeRows
 from mmserve.visualserver.run import _serve
+from mmserve.visualserver.towers import computing_rows
 from tests.fakes.cache import serving_cache
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
 
@@ -44,12 +46,19 @@ class FakeTower:
         self.gate.set()
         self.entered = threading.Event()
         self.batches: list[int] = []
+        self.threads: list[int] = []
+        """Those that have begun, and then called it."""
 
-    def __call__(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+    def begin(self) -> None:
+        """The thread that calls the tower first makes the tower's device its own."""
+        self.threads.append(threading.get_ident())
+
+    def __call__(self, pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
+        self.threads.append(threading.get_ident())
         self.batches.append(len(pictures))
         self.entered.set()
         assert self.gate.wait(TIMEOUT_S)
-        return [picture.values.mean().expand(TOKENS, HIDDEN) for picture in pictures]
+        return [picture.pixels.float().mean().expand(TOKENS, HIDDEN) for picture in pictures]
 
 
 @dataclass
@@ -148,7 +157,9 @@ class Stack:
 def _real_tower(process: Process) -> ComputeRows:
     deployment = process.deployment
     platform = platform_for(deployment.device, deployment.dtype, process.index, deployment.activation_dtype)
-    return load_tower(deployment.model, platform, process.progress)
+    processor = processor_for(deployment.model)
+    assert processor is not None
+    return computing_rows(load_tower(deployment.model, platform, process.progress), processor.form, platform)
 
 
 @asynccontextmanager
@@ -174,7 +185,7 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
             stack.callback(socket.close)
         pool = stack.enter_context(ThreadPoolExecutor(2))
         served_tower = _real_tower(process) if model else tower
-        server = asyncio.create_task(_serve(process, served_tower, clients[1], pool))
+        server = asyncio.create_task(_serve(process, served_tower, clients[1], pool, begin=tower.begin))
         try:
             yield Stack(process, tower, arena, clients[0], visual, router, server, cache, table)
         finally:

@@ -44,8 +44,8 @@ def test_a_child_processes_a_picture_as_its_request_wants(tmp_path: Path, decode
     assert processors is not None
     squashed = Processing('{"do_center_crop":false,"size":{"height":28,"width":28}}')
     there = decoder.views(png(), squashed)
-    assert np.array_equal(there.values, processors.of(squashed).views(png()).values)
-    assert not np.array_equal(there.values, processors.server.views(png()).values)
+    assert np.array_equal(there.pixels, processors.of(squashed).views(png()).pixels)
+    assert not np.array_equal(there.pixels, processors.server.views(png()).pixels)
 
 
 def test_deadly_pictures_are_refused_and_the_next_one_is_decoded(decoder: IsolatedDecoder) -> None:
@@ -54,9 +54,9 @@ def test_deadly_pictures_are_refused_and_the_next_one_is_decoded(decoder: Isolat
         with pytest.raises(MediaError, match=said):
             decoder.views(deadly_png(what), DEFAULT_PROCESSING)
         assert decoder.num_killed == killed + 1
-    assert decoder.views(png(), DEFAULT_PROCESSING).values.shape == (1, 3, 28, 28)
+    assert decoder.views(png(), DEFAULT_PROCESSING).pixels.shape == (1, 28, 28, 3)
     decoder.end_idle()
-    assert decoder.views(png(), DEFAULT_PROCESSING).values.shape == (1, 3, 28, 28)
+    assert decoder.views(png(), DEFAULT_PROCESSING).pixels.shape == (1, 28, 28, 3)
 
 
 def test_a_child_that_does_not_start_is_no_fault_of_the_picture(tmp_path: Path) -> None:

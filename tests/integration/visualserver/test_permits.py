@@ -296,12 +296,12 @@ def test_waiting_is_bounded_in_number_and_time(tmp_path: Path, monkeypatch: pyte
 
 
 def test_decoded_pixels_are_freed_when_they_are_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[weakref.ref[npt.NDArray[np.float32]]] = []
+    decoded: list[weakref.ref[npt.NDArray[np.uint8]]] = []
     original = LlavaProcessor.views
 
     def views(processor: LlavaProcessor, data: bytes) -> Views:
         result = original(processor, data)
-        decoded.append(weakref.ref(result.values))
+        decoded.append(weakref.ref(result.pixels))
         return result
 
     monkeypatch.setattr(LlavaProcessor, "views", views)

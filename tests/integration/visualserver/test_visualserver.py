@@ -27,6 +27,8 @@ def test_all_images_are_told_once_with_their_rows_in_the_arena(tmp_path: Path, b
         rows = [stack.rows(request, index) for request in requests for index in (0, 1)]
         assert all(torch.equal(row, row[:1, :1].expand_as(row)) for row in rows)
         assert len({float(row[0, 0]) for row in rows}) == 12, "every picture has its own rows"
+        assert len(set(stack.tower.threads)) == 1
+        assert len(stack.tower.threads) == len(stack.tower.batches) + 1, "the thread began once, and called the tower"
 
     play(tmp_path, scenario, enable_concurrent_alloc=batched)
 

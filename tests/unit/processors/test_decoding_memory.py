@@ -17,6 +17,7 @@ from mmserve.processors.picture import decode, header
 from mmserve.processors.pixels import resizing
 from mmserve.runtime.errors import MediaError
 from tests.fakes.media import encoded, llava_processor, picture, png, write_preprocessor
+from tests.fakes.tower_inputs import numbers
 
 LIMIT = 64_000_000
 MIB = 1 << 20
@@ -33,9 +34,9 @@ def test_pixels_do_not_depend_on_the_bands(
     exif = Image.Exif()
     exif[0x0112] = turn
     data = encoded(picture(61, 44, mode), "TIFF" if mode == "CMYK" else "PNG", exif=exif)
-    whole = processor.views(data).values
+    whole = numbers(processor, data).values
     monkeypatch.setattr(resizing, "BAND_PIXELS", 61 * 3)
-    assert np.array_equal(processor.views(data).values, whole)
+    assert np.array_equal(numbers(processor, data).values, whole)
 
 
 def _gif(width: int, height: int, before_frame: bytes = b"") -> bytes:

@@ -16,6 +16,7 @@ from mmserve.processors.settings import with_options
 from mmserve.runtime.errors import InvalidRequest
 from tests.fakes.image_processors import FAMILIES, model_with, reference
 from tests.fakes.media import model_spec, png
+from tests.fakes.tower_inputs import numbers
 
 QWEN25, QWEN3 = "qwen2_5_vl", "qwen3_vl"
 PARAM = "mm_processor_kwargs"
@@ -60,10 +61,10 @@ def test_pictures_are_those_of_transformers_with_the_same_settings(
     processors, sizes = image_processors(family, tmp_path), ((640, 480), (100, 37))
     changed = False
     for data in (png(1, *size) for size in sizes):
-        views = _of(processors, options).views(data)
+        views = numbers(_of(processors, options), data)
         theirs = reference(name, tmp_path, data, **beside, **options)["pixel_values"]
         assert np.array_equal(views.values, theirs.reshape(-1, *views.values.shape[1:]))
-        changed = changed or not np.array_equal(views.values, processors.server.views(data).values)
+        changed = changed or not np.array_equal(views.values, numbers(processors.server, data).values)
     assert changed
     assert _of(processors, options).settings_digest() != processors.server.settings_digest()
 
@@ -72,7 +73,7 @@ def test_lines_of_mistral_are_as_short_as_a_request_wants(tmp_path: Path) -> Non
     processors = image_processors("mistral3", tmp_path)
     options, data = {"size": {"longest_edge": 280}}, png(1, 640, 480)
     height, width = reference("PixtralImageProcessorPil", tmp_path, data, patch_size=28, **options)["image_sizes"][0]
-    views = _of(processors, options).views(data)
+    views = numbers(_of(processors, options), data)
     assert views.grids.tolist() == [[1, height // 14, width // 14]]
     assert _of(processors, options).expand(640, 480).num_rows == (height // 28) * (width // 28)
 

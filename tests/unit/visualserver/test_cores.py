@@ -11,11 +11,10 @@ import torch
 
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.visualserver.run import _sharing_cores
-from tests.fakes.embeddings import tiles
-from tests.fakes.media import fake_process, model_spec, write_preprocessor
+from tests.fakes.media import fake_process, model_spec, one_tile, write_preprocessor
 
 
 def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: Path) -> None:
@@ -26,14 +25,14 @@ def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: 
     path = process.endpoints.busy_cores("visualserver")
     rank, seen = BusyCores(path, 1), []
 
-    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         seen.extend(rank.counts)
-        return [pictures[0].values]
+        return [pictures[0].pixels]
 
     shared = _sharing_cores(
         tower, replace(process, deployment=deployment), platform_for("cpu", "float16"), BusyCores(path, 1)
     )
     assert list(rank.counts) == [0]
-    shared(tiles(torch.zeros(1, 3, 2, 2)))
+    shared([PixelTensors(*map(torch.from_numpy, one_tile(0)))])
     assert (seen, list(rank.counts)) == ([4], [0])
     arena.close()

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,8 +15,7 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
-from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.processors.interface import Views
+from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch
@@ -42,11 +40,11 @@ class _Cache:
         )
 
 
-def _tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+def _tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
     """Rows filled with the image's first value. Out of memory for more than two images, or for a value of 13."""
-    if len(pictures) > 2 or any((picture.values == 13).any() for picture in pictures):
+    if len(pictures) > 2 or any((picture.pixels == 13).any() for picture in pictures):
         raise torch.OutOfMemoryError("out of memory")
-    return [picture.values[0, 0, 0, 0].expand(len(picture.values) * TOKENS, HIDDEN) for picture in pictures]
+    return [picture.pixels[0, 0, 0, 0].expand(len(picture.pixels) * TOKENS, HIDDEN).float() for picture in pictures]
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def arena() -> Iterator[Arena]:
 
 def _decoded(*values: int) -> DecodedBatch:
     images = [Image(v, Handle(v, 0, 1), Handle(100 + v, 512 * n, TOKENS * HIDDEN * 2)) for n, v in enumerate(values)]
-    return DecodedBatch(images, [one_tile(np.full((3, 2, 2), value, np.float32)) for value in values])
+    return DecodedBatch(images, [one_tile(value) for value in values])
 
 
 def _journal() -> WorkJournal:
@@ -98,14 +96,14 @@ def test_images_of_different_sizes_share_a_batch(arena: Arena) -> None:
     decoded = _decoded(5, 6)
     large = Handle(106, 512, 3 * TOKENS * HIDDEN * 2)
     decoded.images[1] = Image(6, Handle(6, 0, 1), large)
-    decoded.views[1] = Views(np.full((3, 3, 2, 2), 6, np.float32), np.ones((1, 3), np.int32))
+    decoded.views[1] = one_tile(6, tiles=3)
     assert _encode(_encoder(arena, _Cache()), decoded) == {5: ENCODED, 6: ENCODED}
     assert [_rows(arena, image.embed) for image in decoded.images] == [[5.0] * 12, [6.0] * 36]
 
 
 def test_rows_that_are_not_as_many_as_announced_fail_alone(arena: Arena) -> None:
     decoded = _decoded(5, 6)
-    decoded.views[0] = Views(np.full((2, 3, 2, 2), 5, np.float32), np.ones((1, 3), np.int32))
+    decoded.views[0] = one_tile(5, tiles=2)
     assert _encode(_encoder(arena, _Cache()), decoded) == {5: INTERNAL, 6: ENCODED}
 
 
@@ -121,7 +119,7 @@ def test_images_of_a_failed_batch_are_encoded_one_by_one(arena: Arena) -> None:
 def test_rows_that_are_not_finite_are_never_ready(arena: Arena, bad: float, dtype: torch.dtype) -> None:
     """The image at fault fails. It is not sealed, so that no rank can read it; the other image is not affected."""
 
-    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         rows = [each.clone() for each in _tower(pictures)]
         rows[0][-1, -1] = bad
         return rows
@@ -149,10 +147,10 @@ def test_the_tower_gets_some_images_at_a_time_and_earlier_pixels_are_freed(arena
     calls: list[int] = []
     pixels: list[weakref.ref[torch.Tensor]] = []
 
-    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         assert not any(earlier() is not None for earlier in pixels)
         calls.append(len(pictures))
-        pixels.extend(weakref.ref(picture.values) for picture in pictures)
+        pixels.extend(weakref.ref(picture.pixels) for picture in pictures)
         return _tower(pictures)
 
     cache, values = _Cache(), (5, 6, 7, 8, 9)
@@ -166,7 +164,7 @@ def test_the_tower_gets_some_images_at_a_time_and_earlier_pixels_are_freed(arena
 def test_a_lost_device_ends_the_process(arena: Arena) -> None:
     """Every later call of the device would fail as well."""
 
-    def broken(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+    def broken(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     encoder = Encoder(broken, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal(), 8)
@@ -198,8 +196,8 @@ def test_rows_for_a_handle_from_before_a_cache_server_restart_are_lost(arena: Ar
 def test_an_image_that_ends_the_device_is_found_among_those_of_its_batch(arena: Arena, tmp_path: Path) -> None:
     """Each start of the server encodes suspects alone. The one that ends it each time is entered three times."""
 
-    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
-        if any((picture.values == 6).any() for picture in pictures):
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
+        if any((picture.pixels == 6).any() for picture in pictures):
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
         return _tower(pictures)
 
@@ -215,7 +213,7 @@ def test_an_image_that_ends_the_device_is_found_among_those_of_its_batch(arena: 
 def test_when_memory_has_run_out_later_calls_have_half_as_many_images(arena: Arena) -> None:
     calls: list[int] = []
 
-    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         calls.append(len(pictures))
         return _tower(pictures)
 

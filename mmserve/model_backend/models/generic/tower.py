@@ -16,11 +16,11 @@ from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.models.generic.pictures import expanded
 
 View = tuple[torch.Tensor, torch.Tensor]
-"""``vision.interface.ViewTensors``: values, grids."""
+"""``vision.interface.ViewTensors``: pixels, grids."""
 
 
 class GenericTower(nn.Module):
-    """See ``vision.interface.Tower``. A picture's view is the picture: [1, 3, height, width] from 0 to 255."""
+    """See ``vision.interface.Tower``. A picture's view is the picture: bytes [1, height, width, 3]."""
 
     def __init__(self, base: Any, processor: Any, vision: GenericVision, token_id: int) -> None:
         """``base``: a model without output head, which has ``get_image_features``. ``token_id``: of a row."""
@@ -34,8 +34,7 @@ class GenericTower(nn.Module):
         return [self._rows(picture) for picture in pictures]
 
     def _rows(self, picture: View) -> torch.Tensor:
-        values, _ = picture
-        pixels = values[0].to(torch.uint8).permute(1, 2, 0).numpy()
+        pixels = picture[0][0].numpy()
         processed = self._processor.image_processor(images=[Image.fromarray(pixels)], return_tensors="pt")
         inputs = {name: self._on_device(value) for name, value in processed.items() if name in self._accepted}
         features = self._base.get_image_features(**inputs)

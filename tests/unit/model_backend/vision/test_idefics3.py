@@ -14,11 +14,11 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision import idefics3
-from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
 from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.media import png
+from tests.fakes.tower_inputs import read_by_tower
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,7 @@ def test_rows_equal_the_image_features_of_transformers(directory: Path, name: st
         directory, config=getattr(transformers, f"{name}Config").from_pretrained(directory), dtype=torch.float32
     )
     sizes = ((100, 37), (56, 56), (64, 80))
-    pictures = [
-        ViewTensors(*map(torch.from_numpy, processor.views(png(seed, *size)))) for seed, size in enumerate(sizes)
-    ]
+    pictures = read_by_tower(processor, [processor.views(png(seed, *size)) for seed, size in enumerate(sizes)])
     rows = tower(pictures)
     for size, picture, ours in zip(sizes, pictures, rows, strict=True):
         with torch.inference_mode():

@@ -19,6 +19,7 @@ from tests.fakes.image_processors import (
     unusual_pictures,
 )
 from tests.fakes.media import png
+from tests.fakes.tower_inputs import numbers
 
 TOKEN = "<image_soft_token>"
 PAN_AND_SCAN = {
@@ -49,7 +50,7 @@ def test_views_and_text_are_those_of_transformers(tmp_path: Path, changes: dict[
     ours = _processor(tmp_path, **changes)
     for data in [*(png(1, *size) for size in [*SIZES, (1, 4000)]), *unusual_pictures().values()]:
         theirs = reference("Gemma3ImageProcessorPil", tmp_path, data, do_convert_rgb=True)
-        views = ours.views(data)
+        views = numbers(ours, data)
         assert np.array_equal(views.values, theirs["pixel_values"])
         assert len(views.grids) == len(views.values) == 1 + theirs["num_crops"][0]
     sequence = f"\n\n<start_of_image>{TOKEN}<end_of_image>\n\n"

@@ -14,6 +14,7 @@ from mmserve.processors.families.idefics3 import Idefics3Processor, processor
 from mmserve.runtime.errors import StartupError
 from tests.fakes.image_processors import SIZES, TABLE_SIZES, model_with, reference, unusual_pictures
 from tests.fakes.media import png
+from tests.fakes.tower_inputs import numbers
 
 
 def _processor(directory: Path, side: int = 56, **changes: Any) -> Idefics3Processor:
@@ -34,7 +35,7 @@ def test_views_are_those_of_transformers(tmp_path: Path) -> None:
     ours = _processor(tmp_path)
     for data in [*(png(1, *size) for size in [*SIZES, (1, 4000)]), *unusual_pictures().values()]:
         theirs = reference("SmolVLMImageProcessorPil", tmp_path, data, do_convert_rgb=True)
-        assert np.array_equal(ours.views(data).values, theirs["pixel_values"][0])
+        assert np.array_equal(numbers(ours, data).values, theirs["pixel_values"][0])
 
 
 @pytest.mark.parametrize("changes", [{}, {"do_image_splitting": False}, {"size": {"longest_edge": 111}}], ids=str)
@@ -42,12 +43,12 @@ def test_views_and_texts_follow_the_settings(tmp_path: Path, changes: dict[str, 
     ours = _processor(tmp_path, **changes)
     for size in ((100, 37), (37, 100), (28, 28)):
         theirs = reference("Idefics3ImageProcessorPil", tmp_path, png(1, *size), return_row_col_info=True)
-        assert np.array_equal(ours.views(png(1, *size)).values, theirs["pixel_values"][0])
+        assert np.array_equal(numbers(ours, png(1, *size)).values, theirs["pixel_values"][0])
         rows, columns = theirs["rows"][0][0], theirs["cols"][0][0]
         text = get_image_prompt_string(rows, columns, 1, "<fake_token_around_image>", "<image>", "<global-img>")
         expansion = ours.expand(*size)
         assert expansion.text == text
-        assert len(expansion.runs) == text.count("<image>") == len(ours.views(png(1, *size)).values)
+        assert len(expansion.runs) == text.count("<image>") == len(numbers(ours, png(1, *size)).values)
         assert expansion.num_rows <= ours.max_rows
 
 

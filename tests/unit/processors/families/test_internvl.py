@@ -21,6 +21,7 @@ from tests.fakes.image_processors import (
     unusual_pictures,
 )
 from tests.fakes.media import png
+from tests.fakes.tower_inputs import numbers
 
 TOKEN = "<IMG_CONTEXT>"
 SETTINGS = {"image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": False, "do_center_crop": None}
@@ -37,7 +38,7 @@ def test_tiles_and_text_are_those_of_transformers(tmp_path: Path) -> None:
     ours = _processor(tmp_path, 56)
     for data in [*(png(1, *size) for size in [*SIZES, (1, 4000)]), *unusual_pictures().values()]:
         theirs = reference("GotOcr2ImageProcessorPil", tmp_path, data, crop_to_patches=True)
-        views = ours.views(data)
+        views = numbers(ours, data)
         assert np.array_equal(views.values, theirs["pixel_values"])
         rows, columns = views.grids[0, 1:]
         assert len(views.values) == rows * columns + (rows * columns > 1)
@@ -64,7 +65,7 @@ def test_a_native_repository_has_its_settings_in_its_config(tmp_path: Path) -> N
 
     ours = native(max_dynamic_patch=6)
     assert (ours.placeholder, ours.row_token, ours.max_rows) == ("<image>", TOKEN, 4 * 7)
-    values = ours.views(png(1, 56, 56)).values
+    values = numbers(ours, png(1, 56, 56)).values
     _processor(tmp_path, 56, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])
     assert np.array_equal(values, reference("GotOcr2ImageProcessorPil", tmp_path, png(1, 56, 56))["pixel_values"])
     assert native(dynamic_image_size=False).max_rows == 4

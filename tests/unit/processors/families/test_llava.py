@@ -14,6 +14,7 @@ from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError, StartupError
 from tests.fakes.image_processors import unusual_pictures, upright
 from tests.fakes.media import IMAGE_SIZE, llava_processor, model_spec, png, write_preprocessor
+from tests.fakes.tower_inputs import numbers
 
 UNUSUAL = unusual_pictures()
 SIZES = [(40, 30), (30, 41), (28, 28), (1, 1), (3, 200), (500, 377), (29, 1000)]
@@ -27,7 +28,7 @@ def _reference(directory: Path, data: bytes, family: str = "CLIPImageProcessorPi
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_equal_transformers_at_every_size(tmp_path: Path, size: tuple[int, int]) -> None:
     data = png(1, *size)
-    pixels = llava_processor(write_preprocessor(tmp_path)).views(data).values[0]
+    pixels = numbers(llava_processor(write_preprocessor(tmp_path)), data).values[0]
     assert pixels.dtype == np.float32
     assert pixels.shape == (3, IMAGE_SIZE, IMAGE_SIZE)
     assert pixels.flags.c_contiguous
@@ -36,7 +37,7 @@ def test_pixels_equal_transformers_at_every_size(tmp_path: Path, size: tuple[int
 
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_pixels_of_unusual_pictures_equal_transformers(tmp_path: Path, name: str) -> None:
-    pixels = llava_processor(write_preprocessor(tmp_path)).views(UNUSUAL[name]).values[0]
+    pixels = numbers(llava_processor(write_preprocessor(tmp_path)), UNUSUAL[name]).values[0]
     assert np.array_equal(pixels, _reference(tmp_path, UNUSUAL[name]))
 
 
@@ -53,7 +54,7 @@ def test_pixels_of_unusual_pictures_equal_transformers(tmp_path: Path, name: str
 )
 def test_pixels_follow_the_checkpoints_settings(tmp_path: Path, changes: dict[str, Any]) -> None:
     data = png(2, 61, 44)
-    pixels = llava_processor(write_preprocessor(tmp_path, **changes)).views(data).values[0]
+    pixels = numbers(llava_processor(write_preprocessor(tmp_path, **changes)), data).values[0]
     assert np.array_equal(pixels, _reference(tmp_path, data))
 
 
@@ -61,17 +62,17 @@ def test_pixels_follow_the_checkpoints_settings(tmp_path: Path, changes: dict[st
 def test_llavas_pad_to_square(tmp_path: Path, size: tuple[int, int]) -> None:
     data = png(3, *size)
     write_preprocessor(tmp_path, do_pad=True, image_processor_type="LlavaImageProcessor")
-    pixels = llava_processor(tmp_path).views(data).values[0]
+    pixels = numbers(llava_processor(tmp_path), data).values[0]
     assert np.array_equal(pixels, _reference(tmp_path, data, "LlavaImageProcessorPil"))
 
 
 def test_settings_are_read_from_processor_config_too(tmp_path: Path) -> None:
     data = png(4)
-    expected = llava_processor(write_preprocessor(tmp_path, resample=2)).views(data).values[0]
+    expected = numbers(llava_processor(write_preprocessor(tmp_path, resample=2)), data).values[0]
     old = tmp_path / "preprocessor_config.json"
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": json.loads(old.read_text())}))
     old.unlink()
-    assert np.array_equal(llava_processor(tmp_path).views(data).values[0], expected)
+    assert np.array_equal(numbers(llava_processor(tmp_path), data).values[0], expected)
 
 
 def test_token_count_is_fixed_and_extreme_proportions_are_refused(tmp_path: Path) -> None:

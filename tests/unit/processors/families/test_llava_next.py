@@ -27,6 +27,7 @@ from tests.fakes.image_processors import (
     upright,
 )
 from tests.fakes.media import png
+from tests.fakes.tower_inputs import numbers
 
 PINPOINTS = [[56, 56], [28, 56], [56, 28], [84, 28], [28, 84]]
 """A large one first: for a small picture a later one has smaller margins."""
@@ -72,7 +73,7 @@ def _attributes(name: str, directory: Path) -> dict[str, Any]:
 def test_tiles_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     ours = _next(tmp_path) if name.startswith("LlavaNext") else _onevision(tmp_path)
     for data in [*(png(1, *size) for size in [*SIZES, (1, 4000)]), *unusual_pictures().values()]:
-        views = ours.views(data)
+        views = numbers(ours, data)
         assert np.array_equal(views.values, reference(name, tmp_path, data)["pixel_values"][0])
         assert len(views.values) == 1 + views.grids[0].prod()
 
@@ -139,7 +140,7 @@ def test_one_of_several_pictures_is_one_tile_of_onevision_alone(tmp_path: Path) 
     theirs = transformers.LlavaOnevisionImageProcessorPil.from_pretrained(directory)
     files = [*(png(1, *size) for size in [*SIZES, (1, 4000)]), *unusual_pictures().values()]
     for data in files:
-        views = several.views(data)
+        views = numbers(several, data)
         expected = theirs([[upright(data), upright(files[0])]], return_tensors="np")["pixel_values"][0]
         assert np.array_equal(views.values, np.asarray(expected)[:1])
         assert len(views.values) == 1

@@ -13,6 +13,7 @@ from mmserve.processors.families.mistral3 import Mistral3Processor, processor
 from mmserve.runtime.errors import MediaError, StartupError
 from tests.fakes.image_processors import SIZES, TABLE_SIZES, model_with, reference, unusual_pictures
 from tests.fakes.media import png
+from tests.fakes.tower_inputs import numbers
 
 SETTINGS = {
     "image_processor_type": "PixtralImageProcessorFast",
@@ -34,7 +35,7 @@ def test_patches_are_those_of_transformers(tmp_path: Path) -> None:
     for data in [*(png(1, *size) for size in SIZES), *unusual_pictures().values()]:
         theirs = reference("PixtralImageProcessorPil", tmp_path, data, patch_size=28)
         height, width = theirs["image_sizes"][0]
-        views = ours.views(data)
+        views = numbers(ours, data)
         assert views.grids.tolist() == [[1, height // 14, width // 14]]
         patches = theirs["pixel_values"][0].reshape(3, height // 14, 14, width // 14, 14).transpose(1, 3, 0, 2, 4)
         assert np.array_equal(views.values, patches.reshape(views.values.shape))

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 
 from mmserve.messages.media import Processing
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MediaError
 from mmserve.visualserver.encoder.dialer import Job
 from mmserve.visualserver.encoder.rows_cache import RowsCache
 from mmserve.visualserver.encoder.worker import Worker
 from mmserve.visualserver.remote.frames import Encode, Fail, Result, digest
+from tests.fakes.media import one_tile
 
 
 class Tower:
@@ -23,9 +24,9 @@ class Tower:
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def __call__(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+    def __call__(self, pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         self.batches.append(len(pictures))
-        numbers = [float(picture.values.mean()) for picture in pictures]
+        numbers = [float(picture.pixels.float().mean()) for picture in pictures]
         if 66.0 in numbers:
             raise RuntimeError("out of luck")
         return [torch.full((2, 3), torch.nan if number == 77.0 else number) for number in numbers]
@@ -34,7 +35,7 @@ class Tower:
 def decode(name: int, data: memoryview, processing: Processing) -> Views:
     if data[0] == 0:
         raise MediaError("no picture")
-    return Views(np.full((1, 3, 2, 2), data[0], np.float32), np.ones((1, 3), np.int32))
+    return one_tile(data[0])
 
 
 class Asker:

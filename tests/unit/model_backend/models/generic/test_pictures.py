@@ -71,7 +71,7 @@ def test_what_a_picture_becomes_is_found_at_start(model: ModelSpec) -> None:
     assert model.image_token_id == IMAGE
     expansion = processor.expand(640, 480)
     assert expansion == ("<image>", (Run(16, (1, 1, 16)),))
-    assert processor.decoded_nbytes(100, 50, 1000) == 1000 + 30 * 100 * 50
+    assert processor.decoded_nbytes(100, 50, 1000) == 1000 + 18 * 100 * 50
     with pytest.raises(MediaError):
         processor.views(b"no picture")
     assert not processor.request_options

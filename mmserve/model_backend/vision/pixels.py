@@ -1,0 +1,63 @@
+"""The bytes of decoded pictures -> the numbers that a vision tower reads, on its device.
+
+Bytes go there in one copy for all pictures of a batch, whatever their sizes: a quarter of what the numbers take, or an
+eighth where each patch holds a picture twice. Every device then finds the same numbers, to the bit: it moves bytes and
+looks numbers up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from mmserve.model_backend.transfers import Transfers
+from mmserve.model_backend.vision.interface import PixelTensors, ViewTensors
+from mmserve.processors.interface import PixelForm
+
+_LEVELS = 256
+
+
+class PixelInputs:
+    """``form``: of the family's image processor. ``dtype``: to which the tower rounds numbers."""
+
+    def __init__(self, form: PixelForm | None, transfers: Transfers, dtype: torch.dtype) -> None:
+        self._form, self._transfers = form, transfers
+        if form is not None:
+            channels, device = torch.arange(len(form.values), dtype=torch.int32), transfers.device
+            self._table = torch.from_numpy(form.values).to(device, dtype).view(-1, 1)
+            self._first = (channels * _LEVELS).to(device)
+            """Entry of the table for byte 0 of each channel."""
+
+    def __call__(self, pictures: Sequence[PixelTensors]) -> list[ViewTensors]:
+        """Of at least one picture. Does not wait for the device."""
+        if self._form is None:
+            return [ViewTensors(*picture) for picture in pictures]
+        flat = [picture.pixels.flatten() for picture in pictures]
+        sent = self._transfers.to_device(flat[0] if len(flat) == 1 else torch.cat(flat))
+        parts = torch.split(sent, [len(part) for part in flat])
+        return [
+            ViewTensors(self._values(part.view(picture.pixels.shape), self._form), picture.grids)
+            for part, picture in zip(parts, pictures, strict=True)
+        ]
+
+    def _values(self, pixels: torch.Tensor, form: PixelForm) -> torch.Tensor:
+        if not form.side:
+            return self._looked_up(pixels.permute(0, 3, 1, 2), 2)
+        patches = self._looked_up(_patches(pixels, form), 1)
+        frames = patches.view(len(patches), len(self._first), 1, -1).expand(-1, -1, form.frames, -1)
+        return frames.reshape(len(patches), -1)
+
+    def _looked_up(self, pixels: torch.Tensor, axes: int) -> torch.Tensor:
+        """The numbers of bytes whose channel stands before the last ``axes`` axes."""
+        entries = pixels + self._first.view(-1, *(1,) * axes)
+        return F.embedding(entries.contiguous(), self._table).squeeze(-1)
+
+
+def _patches(pixels: torch.Tensor, form: PixelForm) -> torch.Tensor:
+    """[1, height, width, 3] -> [patches, 3, side * side]."""
+    _, height, width, channels = pixels.shape
+    unit = form.side * form.block
+    across = pixels.view(height // unit, form.block, form.side, width // unit, form.block, form.side, channels)
+    return across.permute(0, 3, 1, 4, 6, 2, 5).reshape(-1, channels, form.side**2)
