@@ -12,7 +12,8 @@ named with --target (text model) and --picture-target (LLaVA).
 The loads are W1 to W8 (W7 and W8 if asked for) and, for the text model, ``clients`` (1 to 64 clients, 128 in, 64 out)
 and ``prompts`` (128 to 4,096 tokens in, one client, 16 out). Ratios are mmserve's figure over the peer's. ``of_limit``
 is the least time of the load on this machine (``benchmarks.peers.roofline``), with as many tokens from the prefix cache
-as mmserve took, divided by the time that it took.
+as mmserve took, divided by the time that it took; in W6 the answers to pictures read nothing, because they can be steps
+of the text's answers.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def main() -> None:
             with server as (target, start_s):
                 rows += [_row(target, load, start_s, options) for load in group.loads]
                 mixed_rows += [_mixed_row(target, options)] if group.mixed else []
-        _add_shares(rows, group, rates, options)
+        _add_shares(rows, mixed_rows if group.mixed else [], group, rates, options)
         _print(group.title, rows, ratios(rows))
         every += rows
     _print(f"{MIXED.name}: {MIXED.text.name} alone, and beside {MIXED.pictures.name}", mixed_rows)
@@ -126,15 +127,31 @@ def _mixed_row(target: Target, options: argparse.Namespace) -> report.Row:
     return {"load": MIXED.name, "server": target.name, **figures}
 
 
-def _add_shares(rows: list[report.Row], group: Group, rates: roofline.Rates, options: argparse.Namespace) -> None:
+def _add_shares(
+    rows: list[report.Row],
+    mixed_rows: list[report.Row],
+    group: Group,
+    rates: roofline.Rates,
+    options: argparse.Namespace,
+) -> None:
     if not (path := options.peers / MODELS[group.kind]).exists():
         return
     model = load_model(path)
-    ours = {row["load"]: row for row in rows if row["server"] == OURS}
+
+    def work_of_one(load: Workload, row: report.Row, figures: str = "") -> roofline.Work:
+        """Of one request of the load, with the tokens that the row has for it."""
+        prompt, cached = (float(str(row[f"{figures}{name}"])) for name in ("prompt_tokens", "cached_tokens"))
+        return roofline.work(load, model, prompt, cached, options.dtype) / load.requests
+
+    ours = {row["load"]: row for row in [*rows, *mixed_rows] if row["server"] == OURS}
     for load, row in ((load, row) for load in group.loads for row in rows if row["load"] == load.name):
-        prompt, cached = (float(str(ours.get(load.name, row)[name])) for name in ("prompt_tokens", "cached_tokens"))
-        least = roofline.work(_counted(load, options), model, prompt, cached, options.dtype).least_s(rates)
-        row[SHARE] = least * float(str(row["requests_per_s"])) / _counted(load, options).requests
+        least_s = work_of_one(_counted(load, options), ours.get(load.name, row)).least_s(rates)
+        row[SHARE] = least_s * float(str(row["requests_per_s"]))
+    for row in mixed_rows:
+        text = work_of_one(MIXED.text, ours.get(MIXED.name, row))
+        pictures = work_of_one(MIXED.pictures, ours.get(MIXED.name, row), "picture_")
+        row[SHARE] = text.least_s(rates) * float(str(row["requests_per_s"]))
+        row[SHARE] += pictures.operations / rates.operations * float(str(row["pictures_per_s"]))
 
 
 def _counted(load: Workload, options: argparse.Namespace) -> Workload:

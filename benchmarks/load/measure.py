@@ -63,7 +63,10 @@ def mixed(target: Target, load: Mixed, seed: int, request_options: RequestOption
         "ttft_p50_ms": together["ttft_p50_ms"],
         "tokens_per_s_alone": alone["tokens_per_s"],
         "tokens_per_s": together["tokens_per_s"],
+        "requests_per_s": together["requests_per_s"],
         "pictures_per_s": pictures["requests_per_s"],
+        **{figure: together[figure] for figure in ("prompt_tokens", "cached_tokens")},
+        **{f"picture_{figure}": pictures[figure] for figure in ("prompt_tokens", "cached_tokens")},
     }
 
 

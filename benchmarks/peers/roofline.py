@@ -36,6 +36,9 @@ class Work:
     operations: float
     nbytes: float
 
+    def __truediv__(self, parts: float) -> Work:
+        return Work(self.operations / parts, self.nbytes / parts)
+
     def least_s(self, rates: Rates) -> float:
         return self.operations / rates.operations + self.nbytes / rates.nbytes
 

@@ -55,3 +55,24 @@ def test_a_ratio_need_not_exceed_three_quarters_of_the_limit(share: float, targe
     ]
     limits = {row["figure"]: row["target"] for row in check_limits(rows, [])}
     assert limits["tokens_per_s over vllm's"] == f"at least {target:g}"
+
+
+def test_text_and_pictures_beside_each_other_have_targets_too() -> None:
+    mixed = [
+        {
+            "load": "W6",
+            "server": "mmserve",
+            "tokens_per_s": 3.0,
+            "pictures_per_s": 1.2,
+            "itl_over_alone": 1.0,
+            SHARE: 0.9,
+        },
+        {"load": "W6", "server": "vllm", "tokens_per_s": 1.0, "pictures_per_s": 1.0},
+    ]
+    limits = {row["figure"]: (row["target"], row["met"]) for row in check_limits([], mixed)}
+    assert limits["tokens_per_s over vllm's"] == ("at least 1.6", "yes")
+    assert limits["pictures_per_s over vllm's"] == ("at least 1", "yes")
+
+
+def test_the_work_of_one_request_is_a_part_of_the_loads() -> None:
+    assert Work(operations=6.0, nbytes=8.0) / 2 == Work(operations=3.0, nbytes=4.0)
