@@ -59,6 +59,8 @@ class RunningServer:
         return self._ask([{"type": "text", "text": "Count from one to twenty."}], "text")
 
     def _picture(self) -> Finding:
+        if self._model and self._takes_text_alone():
+            return ok("not asked: the model takes no pictures")
         image = Image.new("RGB", (320, 240), "white")
         ImageDraw.Draw(image).ellipse((90, 50, 230, 190), fill="red")
         data = io.BytesIO()
@@ -85,6 +87,15 @@ class RunningServer:
                 return warning(f"refused: {error}", "nothing, if this model takes no pictures")
             return failure(str(error), "look at the server's log for this request")
         return _answered(answer, arrivals, time.monotonic() - started_s, usage)
+
+    def _takes_text_alone(self) -> bool:
+        """True if it is an mmserve and says so."""
+        try:
+            reply = httpx2.get(f"{self._client.url}/server_info", headers=self._headers, timeout=_TIMEOUT_S)
+            found = reply.json() if reply.status_code == 200 else None
+        except (httpx2.HTTPError, ValueError):
+            return False
+        return isinstance(found, dict) and found.get("max_images", 0) is None
 
     def _key(self) -> Finding:
         if not self._model:

@@ -19,12 +19,14 @@ KEY = "right"
 
 
 class Behaviour:
-    """``delay_s``: before each of eight pieces. ``collects``: all are sent at the end. ``keeps``: a lease each."""
+    """``delay_s``: before each of eight pieces. ``collects``: all are sent at the end. ``keeps``: a lease each.
+    ``says_so``: whether it takes pictures, as mmserve does."""
 
     delay_s = 0.05
     collects = False
     needs_key = True
     takes_pictures = True
+    says_so = False
     keeps = 0
     leases = 0
 
@@ -48,6 +50,8 @@ def _server(**behaviour: object) -> Iterator[str]:
                 self._send(401, b'{"error": {"message": "wrong key"}}')
             elif self.path == "/metrics":
                 self._send(200, b'mmserve:mm_leases{process="cache"} %d\n' % told.leases)
+            elif self.path == "/server_info" and told.says_so:
+                self._send(200, json.dumps({"max_images": 4 if told.takes_pictures else None}).encode())
             else:
                 self._send(200, b'{"data": [{"id": "m"}]}')
 
@@ -77,8 +81,9 @@ def _findings(url: str, key: str | None = KEY) -> dict[str, Finding]:
     return {finding.name: finding for finding in run_checks(RunningServer(url, key).checks())}
 
 
-def test_a_good_server_has_no_finding() -> None:
-    with _server() as url:
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_good_server_has_no_finding(says_so: bool) -> None:
+    with _server(says_so=says_so) as url:
         findings = _findings(url)
     assert {finding.status for finding in findings.values()} == {"ok"}, findings
     assert findings["text"].found.startswith("'0 1 2")
@@ -111,6 +116,8 @@ def test_a_model_without_pictures_is_no_failure() -> None:
         findings = _findings(url)
     assert findings["picture"].status == "warning"
     assert "takes no pictures" in findings["picture"].found
+    with _server(takes_pictures=False, says_so=True) as url:
+        assert _findings(url)["picture"].status == "ok"
 
 
 def test_a_server_without_keys_is_fine_on_loopback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
