@@ -112,7 +112,9 @@ private:
 
     float lowest_kept(const weights::Scale& by) const {
         constexpr double kMargin = 1e-3;  // of the exponents; their errors are below 1e-5
-        const double exponent = std::log2(static_cast<double>(cut_) - 0.5) - weights::kUnitBits - kMargin;
+        // In float, whose log2 C libraries have had for long: a wheel with that of double runs on later systems alone.
+        const float bits = std::log2(static_cast<float>(static_cast<double>(cut_) - 0.5));
+        const double exponent = bits - weights::kUnitBits - kMargin;
         return static_cast<float>(by.peak + exponent / by.scale);
     }
 

@@ -11,6 +11,8 @@ import pytest
 from mmserve.model_backend.platforms.cpu.library import build, compiler, levels, wheel
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
 
+_LIBC = tuple(map(int, (platform.libc_ver()[1] or "0").split(".")))
+
 
 @pytest.mark.skipif(not levels.of_this_machine(), reason="no levels for this architecture, so nothing to ship")
 def test_all_levels_are_compiled_under_the_names_that_are_looked_for(
@@ -57,6 +59,12 @@ def test_the_tag_depends_on_the_c_library_that_is_needed(
 @needs_compiler
 def test_the_versions_in_a_real_shared_object_are_found() -> None:
     assert any(name == b"GLIBC" for name, _ in wheel._VERSION.findall(Path(kernels()._name).read_bytes()))
+
+
+@needs_compiler
+@pytest.mark.skipif(_LIBC > (2, 36), reason="what is made on a system later than Debian 12 may need a later C library")
+def test_the_kernels_run_wherever_torch_does() -> None:
+    assert wheel.platform_tag([Path(kernels()._name)]) == f"manylinux_2_28_{platform.machine()}"
 
 
 @needs_compiler
