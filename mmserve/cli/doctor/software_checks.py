@@ -110,8 +110,12 @@ def kernels_finding(probe: dict[str, Any]) -> Finding:
         do = "run a kernel that supports AMX (5.16 or later), and allow arch_prctl in the container"
         return warning(f"{found}: the system refuses this CPU's tile registers (AMX)", do)
     if kernels["source"]:
-        ways = f"{kernels['measured']} products measured, {len(kernels['faster'])} of them faster in another way"
-        return ok(f"{found}, from the {kernels['source']}, results checked against torch; {ways} than the usual one")
+        found += f", from the {kernels['source']}, results checked against torch"
+        if measured := kernels["measured"]:
+            found += (
+                f"; {measured} products measured, {len(kernels['faster'])} of them faster in another way than usual"
+            )
+        return ok(found)
     if kernels["compilers"]:
         return ok(f"{found}, will be compiled at the first start by {kernels['compilers'][0]} (about 15 s)")
     return warning(

@@ -55,6 +55,7 @@ def test_a_broken_torch_is_a_line_that_says_what_to_do() -> None:
     [
         (_kernels(), "ok", "from the wheel"),
         (_kernels(), "ok", "12 products measured, 1 of them faster"),
+        (_kernels(measured=0, faster=[]), "ok", "checked against torch"),
         (_kernels(source="", correct=None), "ok", "/usr/bin/c++"),
         (_kernels(source="", correct=None, compilers=[]), "warning", "no compiler"),
         (_kernels(correct=False), "warning", "wrong numbers"),
