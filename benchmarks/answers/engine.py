@@ -17,7 +17,7 @@ import torch
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.locate import locate
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.distributed import TpGroup

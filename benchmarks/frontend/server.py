@@ -17,8 +17,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from mmserve.cli import main as cli
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.supervisor.child.process import Child

@@ -13,8 +13,8 @@ from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.shared_table import SharedMediaTable, Snapshot
 from mmserve.cache_server.table import MediaTable
 from mmserve.cache_server.waiting.decode_permits import DecodePermits
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN, Deployment
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import FaultPoint
 from mmserve.ipc.status_http import Page, serving_pages

@@ -1,1 +1,1 @@
-"""What the user asked for (``config``, ``options``) and what start-up decided (``deployment``, ``process``)."""
+"""What the user asked for (``config``, ``options``) and, in ``resolved``, what start-up decided."""

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.config.api_keys import load_api_keys
 from mmserve.httpserver.api.admin.alloc import alloc_routes
+from mmserve.httpserver.api.admin.operations import operation_routes
 from mmserve.httpserver.api.admin.state import state_routes
 from mmserve.httpserver.api.anthropic.count_tokens import count_routes
 from mmserve.httpserver.api.anthropic.messages import MESSAGES
@@ -34,13 +35,12 @@ from mmserve.httpserver.api.openai.responses.compact import COMPACT
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.openai.responses.routes import stored_routes
 from mmserve.httpserver.api.openapi import add_protocol_route, describe
-from mmserve.httpserver.api.operations import operation_routes
+from mmserve.httpserver.api.prompts.render import render_routes
+from mmserve.httpserver.api.prompts.tokens import token_routes
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, parse_request
 from mmserve.httpserver.api.relayed import take_relay
 from mmserve.httpserver.api.relevance import relevance_routes
-from mmserve.httpserver.api.render import render_routes
 from mmserve.httpserver.api.response import TaskResponse
-from mmserve.httpserver.api.tokens import token_routes
 from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.auth import ApiKeyAuth

@@ -18,8 +18,8 @@ import msgspec
 
 from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process
 from mmserve.httpserver.batch_store.store import BatchStore
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks

@@ -7,7 +7,7 @@ import sys
 
 import uvloop
 
-from mmserve.config.process import Process
+from mmserve.config.resolved.process import Process
 from mmserve.httpserver.context import open_worker
 from mmserve.httpserver.server import serve
 from mmserve.httpserver.services import open_services

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmserve.config.deployment import Deployment
-from mmserve.httpserver.prompt.chat_template import ALWAYS_GIVEN, template_of, variables_read
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.httpserver.prompt.template.chat_template import ALWAYS_GIVEN, template_of, variables_read
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from mmserve.processors.image_processors import ImageProcessors, image_processors_for
 from mmserve.runtime.errors import InvalidRequest, ModelNotFound, quoted

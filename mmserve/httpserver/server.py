@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 
 from mmserve.config.config import Config
-from mmserve.config.process import RETIRE, Process
+from mmserve.config.resolved.process import RETIRE, Process
 from mmserve.httpserver.api.openai.batches.runs import BatchRuns
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.responses.events.fold import lost

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process
 from mmserve.httpserver.call import AllocVersion
 from mmserve.httpserver.media.reader import MediaReader
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
@@ -18,7 +18,7 @@ from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.answer_format import AnswerFormat
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.builder import PromptBuilder
-from mmserve.httpserver.prompt.chat_template import template_of
+from mmserve.httpserver.prompt.template.chat_template import template_of
 from mmserve.httpserver.request.path import PromptSource
 from mmserve.monitoring.metrics.client import MetricsClient
 

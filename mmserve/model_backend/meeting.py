@@ -10,7 +10,7 @@ from datetime import timedelta
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from mmserve.config.node_options import head_address
-from mmserve.config.process import Process
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.nodes import Meet, StoreOpened
 from mmserve.model_backend.distributed import Meeting, at_file

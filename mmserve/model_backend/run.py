@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
-from mmserve.config.process import Process
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepResult
 from mmserve.model_backend import distributed

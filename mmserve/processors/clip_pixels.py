@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from mmserve.processors.clip_settings import ClipSettings, both_sides, output_size, resized_size
+from mmserve.processors.image_files.upright import UprightPicture
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Canvas, Size
 from mmserve.processors.pixels.values import RGB, Bytes, fill
-from mmserve.processors.upright import UprightPicture
 
 
 def decoded_nbytes(settings: ClipSettings, width: int, height: int, loading_nbytes: int) -> int:

@@ -14,9 +14,9 @@ import numpy as np
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.messages.media import Processing
+from mmserve.processors.image_files.picture import header
 from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.interface import Views
-from mmserve.processors.picture import header
 from mmserve.runtime.errors import MediaError
 from mmserve.runtime.isolation.killable import ChildDied, KillableChild
 from mmserve.runtime.isolation.serving import Answer, limit_memory, serve, used_address_space

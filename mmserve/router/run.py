@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process, Stop
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process, Stop
 from mmserve.ipc import cluster_key
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import num_http_endpoints

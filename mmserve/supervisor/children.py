@@ -16,7 +16,7 @@ from mmserve.messages.status import ProcessRow, ProcessTable
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.topology import Member
-from mmserve.supervisor.watch import HANDLED, Watch
+from mmserve.supervisor.watching.watch import HANDLED, Watch
 
 _KILL_WAIT_S = 10.0
 Spawn = Callable[[Member, int], Child]

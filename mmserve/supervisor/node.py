@@ -13,7 +13,7 @@ import setproctitle
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc import cluster_key
 from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.rendezvous import Rendezvous
@@ -28,7 +28,7 @@ from mmserve.supervisor.startup.run_directory import run_directory
 from mmserve.supervisor.status_publisher import NoStatus
 from mmserve.supervisor.supervisor import Supervisor
 from mmserve.supervisor.topology import render, topology
-from mmserve.supervisor.watch import Watch
+from mmserve.supervisor.watching.watch import Watch
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import setproctitle
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc import cluster_key
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.logs import log
@@ -26,7 +26,6 @@ from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.child.spawn import InheritedFds, Spawner
 from mmserve.supervisor.inherited import arena_of, parent_death_pipe
 from mmserve.supervisor.node import supervise_node
-from mmserve.supervisor.orphans import adopt_orphans
 from mmserve.supervisor.progress import say
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.find_draft import find_draft
@@ -38,7 +37,8 @@ from mmserve.supervisor.startup.run_directory import run_directory
 from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.supervisor import Interrupted, Supervisor
 from mmserve.supervisor.topology import Topology, render, topology
-from mmserve.supervisor.watch import Watch
+from mmserve.supervisor.watching.orphans import adopt_orphans
+from mmserve.supervisor.watching.watch import Watch
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import RETIRE
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import RETIRE
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child.process import Child
@@ -19,13 +19,13 @@ from mmserve.supervisor.child.protocol import Progress, Ready
 from mmserve.supervisor.child.spawn import Spawner
 from mmserve.supervisor.children import Children
 from mmserve.supervisor.progress import StartBars
-from mmserve.supervisor.restarts import RestartLimit
 from mmserve.supervisor.rolling_restart import RollingRestart, has_terminal
-from mmserve.supervisor.start_limit import StartLimit
 from mmserve.supervisor.status_publisher import Publisher
 from mmserve.supervisor.topology import Member, Topology, members
-from mmserve.supervisor.watch import Event, Exited, Reported, Signalled, Watch
-from mmserve.supervisor.watchdog import Watchdog, print_stacks
+from mmserve.supervisor.watching.restarts import RestartLimit
+from mmserve.supervisor.watching.start_limit import StartLimit
+from mmserve.supervisor.watching.watch import Event, Exited, Reported, Signalled, Watch
+from mmserve.supervisor.watching.watchdog import Watchdog, print_stacks
 
 DRAIN_MARGIN_S = 5.0
 """HTTP workers get this much longer than --shutdown-timeout before they are killed."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mmserve.config.deployment import Deployment
-from mmserve.config.gpu_memory import shares_cards
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.gpu_memory import shares_cards
 from mmserve.runtime.byte_budget import MIB
 
 Listens = Literal["", "http", "health"]

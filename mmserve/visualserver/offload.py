@@ -10,10 +10,10 @@ from contextlib import closing
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batch_queue import BatchQueue
-from mmserve.visualserver.encode import reported
-from mmserve.visualserver.image_tasks import WaitingImage
+from mmserve.visualserver.batches.encode import reported
 from mmserve.visualserver.images import ENCODED, LOST, Image, Outcome
+from mmserve.visualserver.queue.batch_queue import BatchQueue
+from mmserve.visualserver.queue.image_tasks import WaitingImage
 from mmserve.visualserver.remote.choice import Pace, choose
 from mmserve.visualserver.remote.encoder_link import EncoderLink, NotEncoded, Place
 from mmserve.visualserver.remote.encoders import Encoders

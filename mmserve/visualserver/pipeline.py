@@ -16,16 +16,16 @@ import msgspec
 from mmserve.messages.request import AbortRequest, EncoderMessage, WorkerDied
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Turnover
-from mmserve.visualserver.batch_queue import Answer, BatchQueue
-from mmserve.visualserver.encode import Encoder, EncoderBatch
-from mmserve.visualserver.encoder_room import EncoderRoom
-from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
-from mmserve.visualserver.image_tasks import ImageBatch
+from mmserve.visualserver.batches.encode import Encoder, EncoderBatch
+from mmserve.visualserver.batches.encoder_room import EncoderRoom
+from mmserve.visualserver.batches.image_decode import DecodedBatch, ImageDecoder
 from mmserve.visualserver.images import Outcome, item_ids
 from mmserve.visualserver.offload import Offload
-from mmserve.visualserver.pending_request import PendingRequest
-from mmserve.visualserver.permit_stage import PermitStage
-from mmserve.visualserver.permits import PermitClient
+from mmserve.visualserver.queue.batch_queue import Answer, BatchQueue
+from mmserve.visualserver.queue.image_tasks import ImageBatch
+from mmserve.visualserver.queue.pending_request import PendingRequest
+from mmserve.visualserver.queue.permit_stage import PermitStage
+from mmserve.visualserver.queue.permits import PermitClient
 
 _RETRY_AFTER_S = 5.0
 """Before any request has left the queue."""

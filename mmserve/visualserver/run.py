@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.config.deployment import Deployment
-from mmserve.config.facts import encoder_facts_of
-from mmserve.config.gpu_memory import BATCH_IMAGES
 from mmserve.config.node_options import encoder_address
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.facts import encoder_facts_of
+from mmserve.config.resolved.gpu_memory import BATCH_IMAGES
+from mmserve.config.resolved.process import Process
 from mmserve.ipc import cluster_key
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import AsyncReceiver, Sender
@@ -35,17 +35,17 @@ from mmserve.processors.registry import processor_for
 from mmserve.runtime.cpu.compute_progress import ComputeProgress
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.runtime.memory import allocator
-from mmserve.visualserver.batch_queue import BatchQueue
-from mmserve.visualserver.encode import ComputeRows, Encoder
-from mmserve.visualserver.guarded_decode import GuardedDecoder
-from mmserve.visualserver.image_decode import ImageDecoder
+from mmserve.visualserver.batches.encode import ComputeRows, Encoder
+from mmserve.visualserver.batches.guarded_decode import GuardedDecoder
+from mmserve.visualserver.batches.image_decode import ImageDecoder
+from mmserve.visualserver.batches.towers import computing_rows
+from mmserve.visualserver.batches.work_journal import WorkJournal
 from mmserve.visualserver.offload import Offload
-from mmserve.visualserver.permits import PermitClient
 from mmserve.visualserver.pipeline import Pipeline
+from mmserve.visualserver.queue.batch_queue import BatchQueue
+from mmserve.visualserver.queue.permits import PermitClient
 from mmserve.visualserver.remote.encoders import Encoders, listening_socket
 from mmserve.visualserver.row_counter import RowCounter
-from mmserve.visualserver.towers import computing_rows
-from mmserve.visualserver.work_journal import WorkJournal
 
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4

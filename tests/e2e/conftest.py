@@ -42,8 +42,8 @@ def _restarting_server() -> Iterator[Stack]:
 def restarting_stack(_restarting_server: Stack) -> Iterator[Stack]:
     """A server for tests that kill one of its processes. After each test, waits until all processes run again.
 
-    The supervisor gives up on a group of processes after 5 restarts in a minute (``supervisor/restarts.py``). The tests
-    of a module share a server, and together kill each group fewer times than that.
+    The supervisor gives up on a group of processes after 5 restarts in a minute (``watching/restarts.py``). The
+    tests of a module share a server, and together kill each group fewer times than that.
     """
     titles = _restarting_server.titles()
     yield _restarting_server

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmserve.cache_server.run import new_table
 from mmserve.cache_server.shared_table import SharedMediaTable
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion
 from mmserve.httpserver.media.reader import MediaReader
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from mmserve.checkpoint.load import load
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 
 Kind = Literal["byte-level", "sentencepiece", "metaspace"]
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mmserve.processors.image_files.picture import header
 from mmserve.processors.interface import ImageProcessor
-from mmserve.processors.picture import header
 from tests.fakes.image_processors import FAMILIES, family_processor
 from tests.fakes.media import encoded, llava_processor, write_preprocessor
 

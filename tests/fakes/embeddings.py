@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.media import Grid, Handle, MediaSpan
 from mmserve.model_backend.vision.interface import ViewTensors

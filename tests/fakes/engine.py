@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import load
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.media import MediaSpan, end_beside_images

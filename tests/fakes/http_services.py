@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.config.config import Config
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import Conversation, MediaPart, PromptInput, TextPart, WrittenPrompt
 from mmserve.httpserver.mm_cache.named_images import names_of

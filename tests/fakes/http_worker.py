@@ -19,8 +19,8 @@ import msgspec
 import openai
 import uvloop
 
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process
 from mmserve.httpserver.context import WorkerContext, open_worker
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, MediaSource
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit

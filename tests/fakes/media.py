@@ -14,8 +14,8 @@ from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.arena import Arena
 from mmserve.processors.families.llava import LlavaProcessor
 from mmserve.processors.interface import Views

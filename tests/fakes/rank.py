@@ -10,7 +10,7 @@ import itertools
 from array import array
 from collections.abc import Sequence
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.logprobs import NO_TOKEN, pack

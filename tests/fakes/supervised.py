@@ -20,8 +20,8 @@ import msgspec
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.cli import main as cli
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.channel import Receiver
 from mmserve.messages.reply import HttpInbound, ServerPhase
 from mmserve.monitoring.health.heartbeat import HeartbeatSender

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.api.anthropic.messages import MESSAGES
 from mmserve.httpserver.api.openai.chat.request import CHAT
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmserve.processors import picture
 from mmserve.processors.families.llava import LlavaProcessor
-from mmserve.processors.picture import FORMATS, header
+from mmserve.processors.image_files import picture
+from mmserve.processors.image_files.picture import FORMATS, header
 from mmserve.runtime.errors import MediaError
 from tests.fakes.decode_peaks import measured, source
 from tests.fakes.media import llava_processor, write_preprocessor

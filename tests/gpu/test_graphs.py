@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmserve.config.config import Config
-from mmserve.config.graph_ladder import ladder
+from mmserve.config.resolved.graph_ladder import ladder
 from mmserve.model_backend.platforms.device import platform_for
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import Driver, make_runner

@@ -24,7 +24,7 @@ SHOWN = {
     "httpserver/api/openai/responses/compact.py",  # "created_at"
     "httpserver/api/openai/responses/events/fold.py",  # "completed_at"
     "httpserver/api/openai/responses/parse.py",
-    "httpserver/prompt/chat_template.py",  # templates may say today's date
+    "httpserver/prompt/template/chat_template.py",  # templates may say today's date
     "monitoring/metrics/state_page.py",  # when a sample of the last hour was taken
     "httpserver/request/otlp_export.py",  # when a span began
     "router/kv_events/feed.py",  # when a batch of events was made

@@ -23,9 +23,9 @@ from benchmarks.gpu.rates.device import device_of
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
 from mmserve.config.fields import Quantization
-from mmserve.config.gpu_memory import graphs_nbytes
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.gpu_memory import graphs_nbytes
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.attention.interface import AttentionBackend, StepLimits

@@ -20,7 +20,7 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.interface import Expansion
 from mmserve.processors.registry import processor_for
-from mmserve.visualserver.towers import computing_rows
+from mmserve.visualserver.batches.towers import computing_rows
 from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
 

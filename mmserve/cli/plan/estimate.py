@@ -11,11 +11,11 @@ from mmserve.cli.plan.hardware import Hardware
 from mmserve.cli.plan.model_facts import ModelFacts
 from mmserve.cli.plan.on_card import on_card_nbytes
 from mmserve.cli.plan.under_way import lowered, under_way_nbytes
-from mmserve.config import gpu_memory
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Dtype, KvDtype, activation_dtype, kv_dtype
-from mmserve.config.gpu_memory import Card, RankShare
 from mmserve.config.options import OPTIONS
+from mmserve.config.resolved import gpu_memory
+from mmserve.config.resolved.deployment import DTYPE_BYTES, Dtype, KvDtype, activation_dtype, kv_dtype
+from mmserve.config.resolved.gpu_memory import Card, RankShare
 from mmserve.ipc.arena import extent_nbytes
 
 _MIB = 1 << 20

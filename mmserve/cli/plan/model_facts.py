@@ -17,8 +17,8 @@ from mmserve.checkpoint.files import has_weights
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Dtype, KvDtype, embed_row_nbytes
 from mmserve.config.fields import Quantization
+from mmserve.config.resolved.deployment import DTYPE_BYTES, Dtype, KvDtype, embed_row_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.weight_memory import PartBytes, part_nbytes, quantized_nbytes

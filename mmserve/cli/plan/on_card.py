@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config import gpu_memory
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Dtype
-from mmserve.config.graph_ladder import ladder
+from mmserve.config.resolved import gpu_memory
+from mmserve.config.resolved.deployment import DTYPE_BYTES, Dtype
+from mmserve.config.resolved.graph_ladder import ladder
 
 
 def on_card_nbytes(config: Config, model: ModelSpec, dtype: Dtype) -> int:

@@ -7,8 +7,8 @@ import math
 import msgspec
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.budgets import budgets_of
 from mmserve.config.config import Config
+from mmserve.config.resolved.budgets import budgets_of
 from mmserve.runtime.byte_budget import MIB
 
 _LEAST_PIXELS_MB = 128.0

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mmserve.config.facts import difference
+from mmserve.config.resolved.facts import difference
 from mmserve.messages.nodes import Join, Refused
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from mmserve.cluster.nodes.head import HeadLink
 from mmserve.cluster.nodes.membership import Membership
 from mmserve.cluster.nodes.node import NodeLink
 from mmserve.cluster.nodes.rows import PlannedRows
-from mmserve.config.facts import facts_of
 from mmserve.config.node_options import head_address
-from mmserve.config.process import Process, Stop
+from mmserve.config.resolved.facts import facts_of
+from mmserve.config.resolved.process import Process, Stop
 from mmserve.ipc import cluster_key
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.cluster_key import ClusterKey

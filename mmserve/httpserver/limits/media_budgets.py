@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mmserve.config.budgets import Budgets
+from mmserve.config.resolved.budgets import Budgets
 from mmserve.httpserver.call import AllocVersion
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem

@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from mmserve.config.fields import MmHash
-from mmserve.processors.picture import Header
+from mmserve.processors.image_files.picture import Header
 
 _SCHEMA = b"mmserve-image-3"
 _NUMBER = struct.Struct("<Q")

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import AllocVersion, MediaItem, MediaRef
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit
@@ -25,8 +25,8 @@ from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.local import read_data_url, read_file_url
 from mmserve.messages.media import DEFAULT_PROCESSING, Processing
 from mmserve.monitoring.metrics.client import MetricsClient
+from mmserve.processors.image_files.picture import Header, header
 from mmserve.processors.image_processors import image_processors_for
-from mmserve.processors.picture import Header, header
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import MediaError, MmserveError
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads

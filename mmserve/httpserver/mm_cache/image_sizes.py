@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.call import MediaItem
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import Processing

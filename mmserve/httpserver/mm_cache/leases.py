@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import AllocVersion, LeasedItem, MediaItem
 from mmserve.httpserver.limits.media_budgets import MediaBudgets

@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.call import LeasedItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import (
     Conversation,
@@ -26,12 +26,12 @@ from mmserve.httpserver.conversation import (
     WrittenPrompt,
 )
 from mmserve.httpserver.prompt.bad_words import bad_word_ids
-from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_of
 from mmserve.httpserver.prompt.guarded_encoding import EncodedText, GuardedEncoder
 from mmserve.httpserver.prompt.image_texts import PlacesMismatch
 from mmserve.httpserver.prompt.inline_system import fold_late_system
 from mmserve.httpserver.prompt.media_spans import LeasedRun, runs_of
-from mmserve.httpserver.prompt.template_variables import template_variables
+from mmserve.httpserver.prompt.template.chat_template import ChatTemplate, template_of
+from mmserve.httpserver.prompt.template.variables import template_variables
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.httpserver.prompt.turns import Turn, turns
 from mmserve.processors.interface import Expansion

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mmserve.httpserver.prompt.chat_template import ChatTemplate
 from mmserve.httpserver.prompt.image_texts import expanded, places_of
-from mmserve.httpserver.prompt.template_input import user_strings, with_user_strings
+from mmserve.httpserver.prompt.template.chat_template import ChatTemplate
+from mmserve.httpserver.prompt.template.input import user_strings, with_user_strings
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.httpserver.prompt.user_text import UserMarks
 from mmserve.runtime.errors import InvalidRequest
@@ -36,7 +36,7 @@ class GuardedEncoder:
     def encode(self, template_input: Mapping[str, Any], images: Sequence[str] = (), continued: str = "") -> EncodedText:
         """``template_input``: ``messages``, and whatever else the template is given (tools, documents, variables).
 
-        Strings in it, names in objects included, are the user's; see ``template_input``. If one of them could forge a
+        Strings in it, names in objects included, are the user's; see ``template/input``. If one of them could forge a
         control token, the template is rendered again with marks around such strings. ``images``: the texts of the
         images, in the order of the placeholders. ``continued``: the prompt ends with this text, the last message's,
         without what the template writes after it. Raises InvalidRequest.

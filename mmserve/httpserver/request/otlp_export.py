@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.request.spans import RequestSpans, spans_of
 from mmserve.httpserver.request.trace import TraceRecord
 from mmserve.monitoring.metrics.client import MetricsClient

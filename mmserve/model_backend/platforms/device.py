@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from mmserve.config.fields import AttentionChoice, KernelLevel
-from mmserve.config.gpu_memory import card_of
+from mmserve.config.resolved.gpu_memory import card_of
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.interface import Platform

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.deployment import Deployment
 from mmserve.config.fields import KernelWays, Quantization
-from mmserve.config.gpu_memory import Card
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.gpu_memory import Card
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.attention.sdpa import SdpaAttention

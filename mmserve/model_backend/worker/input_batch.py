@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.media import MediaSpan, end_beside_images
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan

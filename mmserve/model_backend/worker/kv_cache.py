@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from mmserve.config import gpu_memory
-from mmserve.config.deployment import Deployment
-from mmserve.config.gpu_memory import RankShare
+from mmserve.config.resolved import gpu_memory
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.gpu_memory import RankShare
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import KV_DTYPES, is_out_of_memory

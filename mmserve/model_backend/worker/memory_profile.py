@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmserve.config.deployment import Deployment
-from mmserve.config.gpu_memory import RankShare, graphs_nbytes, sampler_nbytes
-from mmserve.config.graph_ladder import ladder
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.gpu_memory import RankShare, graphs_nbytes, sampler_nbytes
+from mmserve.config.resolved.graph_ladder import ladder
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionInput, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.models.interface import DecoderModel

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from mmserve.checkpoint.load import check_tp
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.faults import NO_FAULTS
 from mmserve.messages.step import BlockCopy, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits

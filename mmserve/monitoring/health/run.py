@@ -11,7 +11,7 @@ from contextlib import closing
 
 import msgspec
 
-from mmserve.config.process import Process
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from mmserve.config.process import Process
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.endpoints import num_http_endpoints
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
 from mmserve.ipc.status_http import Page, serving_pages

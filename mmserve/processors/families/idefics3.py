@@ -16,8 +16,9 @@ import numpy as np
 from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.processors.image_files.picture import decode
+from mmserve.processors.image_files.upright import UprightPicture
 from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
-from mmserve.processors.picture import decode
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Size
@@ -25,7 +26,6 @@ from mmserve.processors.pixels.tile_grids import first_size, whole_tiles
 from mmserve.processors.pixels.tile_processor import tower_of
 from mmserve.processors.pixels.values import RGB, channel_values, fill
 from mmserve.processors.settings import changeable, load_settings
-from mmserve.processors.upright import UprightPicture
 
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
 _UNUSED = ("do_pad", "return_row_col_info", "video_sampling")

@@ -12,8 +12,8 @@ import numpy as np
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.processors import clip_pixels, clip_settings
+from mmserve.processors.image_files.picture import decode
 from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
-from mmserve.processors.picture import decode
 from mmserve.processors.pixels.values import channel_values
 from mmserve.processors.settings import changeable
 

@@ -13,8 +13,8 @@ import numpy as np
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.messages.media import ExpandedImage
+from mmserve.processors.image_files.picture import decode
 from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
-from mmserve.processors.picture import decode
 from mmserve.runtime.errors import MediaError, StartupError
 
 _PIXEL_NBYTES = 3 * (1 + 1 + 4)

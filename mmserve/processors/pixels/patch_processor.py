@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from mmserve.processors.image_files.picture import decode
 from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
-from mmserve.processors.picture import decode
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Size, Source
 from mmserve.processors.pixels.values import RGB, ValueSettings, channel_values, fill

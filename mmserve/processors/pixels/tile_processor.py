@@ -13,8 +13,8 @@ from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.tower import TowerSpec
+from mmserve.processors.image_files.picture import decode
 from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Views
-from mmserve.processors.picture import decode
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Box, Canvas, Crop, Size, Source

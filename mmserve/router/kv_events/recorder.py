@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.media import MediaSpan
 from mmserve.router.kv_cache.prefix_cache import Node
 from mmserve.router.kv_events.wire import MEDIUM, BlockRemoved, BlockStored, Event, ExtraKey

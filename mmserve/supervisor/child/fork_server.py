@@ -16,7 +16,7 @@ from contextlib import closing
 
 import msgspec
 
-from mmserve.config.process import Stop
+from mmserve.config.resolved.process import Stop
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.runtime.memory.allocator import importing

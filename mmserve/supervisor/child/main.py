@@ -22,7 +22,7 @@ from typing import cast
 import msgspec
 import setproctitle
 
-from mmserve.config.process import Process, Stop
+from mmserve.config.resolved.process import Process, Stop
 from mmserve.ipc.arena import Arena
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.logs import log

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.runtime.memory.allocator import freeze_gc
 
 _PROGRESS_INTERVAL_S = 0.05

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.supervisor.child.fork_link import ForkLink
 from mmserve.supervisor.child.fork_messages import ForkRequest
 from mmserve.supervisor.child.process import Child

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 
 _BUILDER = "mmserve.model_backend.platforms.cpu.library.build"
 

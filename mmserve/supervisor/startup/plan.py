@@ -17,7 +17,8 @@ from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import check_tp
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import (
+from mmserve.config.node_options import ranks_of
+from mmserve.config.resolved.deployment import (
     DTYPE_BYTES,
     Deployment,
     Dtype,
@@ -26,7 +27,6 @@ from mmserve.config.deployment import (
     embed_row_nbytes,
     kv_dtype,
 )
-from mmserve.config.node_options import ranks_of
 from mmserve.ipc.arena import extent_nbytes, payload_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.machine import Machine

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.stored_tensors import StoredTensor, checkpoint_tensors
 from mmserve.checkpoint.tensor_names import canonical_name
-from mmserve.config.deployment import DTYPE_BYTES, Dtype
 from mmserve.config.fields import Quantization
+from mmserve.config.resolved.deployment import DTYPE_BYTES, Dtype
 
 _QUANTIZED_BITS = {"int8": (8.5, 8.5), "int4": (5.0, 8.5), "fp8": (8.0, 16.0)}
 """Of a weight of a layer, and of one of embedding and head, with their part of the scales."""

@@ -10,9 +10,9 @@ import threading
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from mmserve.config.facts import encoder_facts_of
 from mmserve.config.node_options import Address, encoder_address
-from mmserve.config.process import Process, Stop
+from mmserve.config.resolved.facts import encoder_facts_of
+from mmserve.config.resolved.process import Process, Stop
 from mmserve.ipc import cluster_key
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
@@ -22,13 +22,13 @@ from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.isolated import IsolatedDecoder
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.memory import allocator
+from mmserve.visualserver.batches.guarded_decode import GuardedDecoder
+from mmserve.visualserver.batches.towers import computing_rows
+from mmserve.visualserver.batches.work_journal import WorkJournal
 from mmserve.visualserver.encoder.dialer import Dialer, Job
 from mmserve.visualserver.encoder.rows_cache import RowsCache
 from mmserve.visualserver.encoder.worker import Worker
-from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.remote.frames import Hello
-from mmserve.visualserver.towers import computing_rows
-from mmserve.visualserver.work_journal import WorkJournal
 
 _CREDIT_NBYTES = 64 << 20
 """Compressed pictures of one visual server that may wait here."""

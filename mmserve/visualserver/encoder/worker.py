@@ -13,7 +13,7 @@ from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MmserveError
-from mmserve.visualserver.encode import ComputeRows
+from mmserve.visualserver.batches.encode import ComputeRows
 from mmserve.visualserver.encoder.dialer import Job
 from mmserve.visualserver.encoder.rows_cache import RowsCache
 from mmserve.visualserver.remote.frames import Fail, Result, digest

@@ -9,7 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable
 
-from mmserve.config.facts import difference
+from mmserve.config.resolved.facts import difference
 from mmserve.ipc.arena import Arena
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.network import resolved

@@ -14,7 +14,7 @@ import pytest
 
 from mmserve.cache_server.client import connect
 from mmserve.cache_server.run import run
-from mmserve.config.process import Stop
+from mmserve.config.resolved.process import Stop
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import read_beat

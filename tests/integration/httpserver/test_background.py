@@ -17,8 +17,8 @@ import openai
 import pytest
 import tokenizers
 
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import RETIRE
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import RETIRE
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.request import GenerateRequest

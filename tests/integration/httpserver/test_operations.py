@@ -14,7 +14,7 @@ import httpx2
 import openai
 import pytest
 
-from mmserve.config.process import RETIRE
+from mmserve.config.resolved.process import RETIRE
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
 from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run, status_line

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx2
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.httpserver.api.render import Features, Part, Place, features_of
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.httpserver.api.prompts.render import Features, Part, Place, features_of
 from mmserve.messages.cache import StoredImage
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_services import IMAGE_TOKENS

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx2
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.codec import Codec
 from tests.fakes.chat_models import deployment_of, write_chat_model
 

@@ -6,8 +6,8 @@ import socket
 import sys
 from pathlib import Path
 
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process
 from mmserve.httpserver.run import run
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.codec import Codec

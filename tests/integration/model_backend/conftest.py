@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec

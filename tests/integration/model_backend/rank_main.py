@@ -10,8 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from mmserve.config.deployment import Deployment
-from mmserve.config.process import Process, Stop
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.process import Process, Stop
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.codec import Codec
 from mmserve.messages.step import SequenceStep

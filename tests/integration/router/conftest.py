@@ -16,7 +16,7 @@ import pytest
 
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints

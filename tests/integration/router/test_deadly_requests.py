@@ -22,7 +22,7 @@ from tests.fakes.samples import Samples
 from tests.unit.router.builders import Engine, request
 
 MAX_RESTARTS = 5
-"""As in supervisor/restarts."""
+"""As in supervisor/watching/restarts."""
 
 
 class DyingServer:

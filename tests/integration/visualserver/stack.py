@@ -16,7 +16,7 @@ from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.process import Process
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.ipc.endpoints import Endpoints
@@ -27,9 +27,9 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.registry import processor_for
-from mmserve.visualserver.encode import ComputeRows
+from mmserve.visualserver.batches.encode import ComputeRows
+from mmserve.visualserver.batches.towers import computing_rows
 from mmserve.visualserver.run import _serve
-from mmserve.visualserver.towers import computing_rows
 from tests.fakes.cache import serving_cache
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
 

@@ -17,9 +17,9 @@ from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.families.llava import LlavaProcessor
 from mmserve.processors.interface import Views
-from mmserve.visualserver.batch_queue import BatchQueue
-from mmserve.visualserver.image_tasks import ImageBatch
 from mmserve.visualserver.pipeline import Pipeline
+from mmserve.visualserver.queue.batch_queue import BatchQueue
+from mmserve.visualserver.queue.image_tasks import ImageBatch
 from tests.fakes.cache import until
 from tests.fakes.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, TIMEOUT_S, Stack, play

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from mmserve.checkpoint.load import load
-from mmserve.config.facts import encoder_facts_of
 from mmserve.config.node_options import Address
+from mmserve.config.resolved.facts import encoder_facts_of
 from mmserve.ipc import cluster_key
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.image_processors import image_processors_for
 from mmserve.runtime.errors import StartupError
 from mmserve.visualserver import offload
-from mmserve.visualserver.encode import ComputeRows
+from mmserve.visualserver.batches.encode import ComputeRows
 from mmserve.visualserver.encoder import dialer
 from mmserve.visualserver.encoder.dialer import Dialer, Job
 from mmserve.visualserver.encoder.rows_cache import RowsCache

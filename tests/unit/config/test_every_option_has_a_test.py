@@ -83,7 +83,7 @@ SHOWN_BY = {
     "mm_cache_gb": f"{PLAN}::test_an_arena_too_small_for_one_image_is_refused",
     "prefault": "unit/httpserver/test_services.py::test_the_arena_is_mapped_at_start_only_with_prefault",
     "arena_huge_pages": f"{PLAN}::test_an_arena_in_huge_pages_may_exceed_available_memory",
-    "data_budget_mb": "unit/config/test_deployment.py::test_budgets_in_the_arena_follow_their_options",
+    "data_budget_mb": "unit/config/resolved/test_deployment.py::test_budgets_in_the_arena_follow_their_options",
     "embed_budget_mb": "unit/httpserver/mm_cache/test_leases.py::test_embeddings_larger_than_their_budget_are_refused",
     "pixel_budget_mb": f"{PERMITS}::test_requests_that_decode_at_once_are_limited_in_bytes",
     "fetch_budget_mb": f"{BUDGETS}::test_fetched_images_have_a_separate_budget",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.config.process import Process
+from mmserve.config.resolved.process import Process
 from mmserve.httpserver.services import open_services
 from mmserve.ipc.arena import Arena
 from mmserve.monitoring.metrics.client import MetricsClient

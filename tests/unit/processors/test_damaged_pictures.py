@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmserve.processors.families.llava import LlavaProcessor
-from mmserve.processors.picture import FORMATS
+from mmserve.processors.image_files.picture import FORMATS
 from tests.fuzz import pictures
 
 

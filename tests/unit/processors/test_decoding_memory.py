@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmserve.processors.jpeg_header import jpeg_header
-from mmserve.processors.picture import decode, header
+from mmserve.processors.image_files.jpeg_header import jpeg_header
+from mmserve.processors.image_files.picture import decode, header
 from mmserve.processors.pixels import resizing
 from mmserve.runtime.errors import MediaError
 from tests.fakes.media import encoded, llava_processor, picture, png, write_preprocessor

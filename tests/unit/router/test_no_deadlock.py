@@ -21,12 +21,12 @@ from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.table import MediaTable
 from mmserve.cache_server.waiting.decode_permits import DecodePermits
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.cache import AllocItem, AllocReply, PermitsReply
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.request import AbortRequest, EncodeRequest, GenerateRequest
-from mmserve.visualserver.batch_queue import Answer, BatchQueue
 from mmserve.visualserver.images import ENCODED, LOST, Outcome
+from mmserve.visualserver.queue.batch_queue import Answer, BatchQueue
 from tests.fakes.marks import NoMarks
 from tests.unit.router.builders import Encoders, Engine, abort, request
 

@@ -20,9 +20,9 @@ from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher, _CheckedBackend
 from mmserve.httpserver.media.resolver import Resolver
-from mmserve.httpserver.prompt.chat_template import ALWAYS_GIVEN, variables_read
+from mmserve.httpserver.prompt.template.chat_template import ALWAYS_GIVEN, variables_read
 from mmserve.httpserver.served_model import ServedModel
-from mmserve.processors import picture
+from mmserve.processors.image_files import picture
 from mmserve.runtime.errors import InvalidRequest, MediaError
 from tests.fakes.calls import parse_chat
 from tests.fakes.http_services import make_deployment
@@ -187,7 +187,7 @@ def test_cve_2026_3059_no_internal_link_is_tcp() -> None:
 
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "bos_token", "range", "__class__"])
 def test_cve_2025_61620_a_request_brings_no_template_and_only_the_templates_own_variables(name: str) -> None:
-    """Work and size of the rendering are limited, whatever the variables are (test_template_limits)."""
+    """Work and size of the rendering are limited, whatever the variables are (template/test_limits)."""
     assert "chat_template" not in ChatRequest.__struct_fields__
     source = "{{ bos_token }}{% for m in messages %}{{ m }}{% endfor %}{{ tools }}{{ range(style) }}{{ __class__ }}"
     model = replace(

@@ -14,7 +14,7 @@ from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.protocol import Ready
 from mmserve.supervisor.children import Children
 from mmserve.supervisor.topology import Member, Role
-from mmserve.supervisor.watch import HANDLED, Watch
+from mmserve.supervisor.watching.watch import HANDLED, Watch
 
 CACHE, HTTP = Member(Role("cache_server", ""), 0), Member(Role("httpserver", "", listens="http"), 0)
 RANK, ROUTER = Member(Role("model_backend", "", engine=True), 0), Member(Role("router", "", engine=True), 0)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from mmserve.httpserver.prompt.chat_template import ChatTemplate
+from mmserve.httpserver.prompt.template.chat_template import ChatTemplate
 from training import calling, facts, functions, looks, objects, rows
 from training.errands import coded, make_errand, mixed
 from training.exam import errands

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import mmserve
-from mmserve.httpserver.prompt.chat_template import ChatTemplate
 from mmserve.httpserver.prompt.guarded_encoding import GuardedEncoder
+from mmserve.httpserver.prompt.template.chat_template import ChatTemplate
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 
 pytest.importorskip("tokenizers")

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.visualserver.batch_queue import BatchQueue
 from mmserve.visualserver.images import Image
 from mmserve.visualserver.offload import Offload
+from mmserve.visualserver.queue.batch_queue import BatchQueue
 from mmserve.visualserver.remote.choice import Candidate, Pace
 from mmserve.visualserver.remote.encoder_link import EncoderLink, NotEncoded, Place
 from mmserve.visualserver.remote.encoders import Encoders
-from tests.unit.visualserver.test_batch_queue import _request
+from tests.unit.visualserver.queue.test_batch_queue import _request
 
 
 class Cache:

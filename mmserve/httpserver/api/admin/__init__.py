@@ -1,1 +1,1 @@
-"""Routes below ``/admin/``, for operators. They need ``--enable-admin``."""
+"""Routes for operators: health, versions, metrics and counts; those below ``/admin/`` need ``--enable-admin``."""

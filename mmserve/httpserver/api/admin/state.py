@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mmserve.httpserver.api.metrics_server import read_metrics_page
+from mmserve.httpserver.api.admin.metrics_server import read_metrics_page
 from mmserve.httpserver.api.openapi import answers, query
 from mmserve.httpserver.api.response import send_events, sse_event
 from mmserve.httpserver.context import WorkerContext

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mmserve.httpserver.api.anthropic.messages import COUNT_TOKENS, TokenCount
 from mmserve.httpserver.api.openapi import add_protocol_route
-from mmserve.httpserver.api.prompt_requests import admitted
+from mmserve.httpserver.api.prompts.prompt_requests import admitted
 from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.media.local import decode_small_images

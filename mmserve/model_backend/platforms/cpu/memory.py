@@ -7,7 +7,7 @@ from math import prod
 
 import torch
 
-from mmserve.config.deployment import DTYPE_BYTES, Deployment
+from mmserve.config.resolved.deployment import DTYPE_BYTES, Deployment
 
 MAX_MLP_ROWS = 512
 """Rows of an MLP computed at once. Its inner activations are several times as wide as a row."""

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.deployment import Deployment
 from mmserve.config.fields import KernelLevel, KernelWays, Quantization
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext

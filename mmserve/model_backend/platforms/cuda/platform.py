@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.deployment import Deployment
 from mmserve.config.fields import AttentionChoice, Quantization
-from mmserve.config.gpu_memory import Card, tower_nbytes
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.gpu_memory import Card, tower_nbytes
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape

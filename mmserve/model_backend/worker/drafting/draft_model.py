@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.messages.step import BlockCopy, SequenceStep, StepPlan
 from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup

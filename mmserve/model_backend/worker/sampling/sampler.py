@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TokenSampling
 from mmserve.model_backend.transfers import Transfers

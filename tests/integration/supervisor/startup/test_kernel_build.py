@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.supervisor.startup.kernel_build import building

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.cli.chaos.processes import Fault
 from mmserve.cli.chaos.schedule import FAULTS, Pace, faults
-from mmserve.supervisor.restarts import RestartLimit
+from mmserve.supervisor.watching.restarts import RestartLimit
 
 TITLES = ("httpserver 0", "model_backend rank 0", "model_backend rank 1", "router")
 

@@ -13,8 +13,8 @@ import pytest
 from mmserve.httpserver.api.anthropic.messages import COUNT_TOKENS
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.responses.parse import INPUT_TOKENS
+from mmserve.httpserver.api.prompts.tokens import DETOKENIZE, TOKENIZE
 from mmserve.httpserver.api.protocol import Protocol, parse_body
-from mmserve.httpserver.api.tokens import DETOKENIZE, TOKENIZE
 from mmserve.httpserver.app import PROTOCOLS
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmserve.config.budgets import Budgets
+from mmserve.config.resolved.budgets import Budgets
 from mmserve.httpserver.limits.media_budgets import MediaBudgets
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mmserve.config.fields import MmHash
 from mmserve.httpserver.media.content_key import ContentKeys, framed, second_key
-from mmserve.processors.picture import Header
+from mmserve.processors.image_files.picture import Header
 
 PICTURE = Header(30, 100, "RGB")
 CONTENT = bytes(range(256)) * 40

@@ -19,7 +19,7 @@ from mmserve.httpserver.media import reader as reader_module
 from mmserve.httpserver.media.local import read_data_url, read_file_url
 from mmserve.httpserver.media.reader import MediaReader
 from mmserve.messages.media import DEFAULT_PROCESSING, Processing
-from mmserve.processors.picture import header
+from mmserve.processors.image_files.picture import header
 from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
 from tests.fakes.chat_models import deployment_of, write_chat_model

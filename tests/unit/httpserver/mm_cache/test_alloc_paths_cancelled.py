@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mmserve.cache_server.entries import Lease
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion, MediaRef
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem

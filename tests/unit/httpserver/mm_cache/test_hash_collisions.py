@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion, LeasedItem, MediaItem
 from mmserve.ipc.arena import Arena
 from tests.fakes.alloc_paths import ALLOC_VERSIONS, BothAllocPaths

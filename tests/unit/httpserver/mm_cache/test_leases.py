@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion, MediaItem
 from mmserve.httpserver.mm_cache.calls import _MAX_WAITING_CALLS
 from mmserve.httpserver.mm_cache.leases import MediaLeases

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaRef
 from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart, Tool
 from mmserve.httpserver.prompt.builder import PromptBuilder

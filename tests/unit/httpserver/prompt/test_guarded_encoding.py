@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mmserve.httpserver.prompt.chat_template import ChatTemplate
 from mmserve.httpserver.prompt.guarded_encoding import GuardedEncoder
-from mmserve.httpserver.prompt.template_input import MAX_DEPTH, user_strings, with_user_strings
+from mmserve.httpserver.prompt.template.chat_template import ChatTemplate
+from mmserve.httpserver.prompt.template.input import MAX_DEPTH, user_strings, with_user_strings
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.httpserver.prompt.user_text import UserMarks
 from mmserve.runtime.errors import InvalidRequest

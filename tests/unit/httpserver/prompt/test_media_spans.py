@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import LeasedItem
 from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart
 from mmserve.httpserver.prompt.media_spans import leased_again

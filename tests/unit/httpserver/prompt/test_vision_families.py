@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mmserve.checkpoint.vision_families import FAMILIES
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import LeasedItem, MediaRef
 from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart
 from mmserve.httpserver.prompt.builder import PromptBuilder

@@ -18,7 +18,7 @@ from typing import Any, cast
 import pybase64
 import pytest
 
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.api.openai.chat.answer import ChatAnswer
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import (
@@ -49,7 +49,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest
-from mmserve.processors.picture import Header, header
+from mmserve.processors.image_files.picture import Header, header
 from mmserve.runtime.errors import MmserveError
 from mmserve.runtime.worker_threads import WorkerThreads
 from tests.fakes.alloc_paths import BothAllocPaths

@@ -16,7 +16,7 @@ from typing import Any, cast
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import LeasedItem
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.prompt.media_spans import runs_of

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec, Rope
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.model_backend.loader.load import load_tower

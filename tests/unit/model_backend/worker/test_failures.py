@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import FaultPoint, InjectedFault, arm, is_armed
 from mmserve.messages.media import Handle, MediaSpan

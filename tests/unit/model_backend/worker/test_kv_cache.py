@@ -11,8 +11,8 @@ import torch
 from msgspec.structs import replace
 
 from mmserve.config.config import Config
-from mmserve.config.gpu_memory import Card, RankShare, graphs_nbytes, kv_nbytes
-from mmserve.config.graph_ladder import ladder
+from mmserve.config.resolved.gpu_memory import Card, RankShare, graphs_nbytes, kv_nbytes
+from mmserve.config.resolved.graph_ladder import ladder
 from mmserve.model_backend.attention.interface import StepLimits
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.reference import TorchPlatform

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.logprobs import NO_TOKEN, row_nbytes, unpack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import SequenceStep, StepResult

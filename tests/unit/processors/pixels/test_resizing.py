@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from mmserve.processors.image_files.upright import UprightPicture
 from mmserve.processors.pixels import resizing
 from mmserve.processors.pixels.resizing import resized
 from mmserve.processors.pixels.sources import Canvas, Crop
-from mmserve.processors.upright import UprightPicture
 from mmserve.runtime.errors import MediaError
 from tests.fakes.media import picture
 

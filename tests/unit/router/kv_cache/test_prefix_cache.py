@@ -6,7 +6,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.router.kv_cache.prefix_cache import Node, PrefixTree
 
 BLOCK_TOKENS = 16

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.step import StepPlan
 from mmserve.router.kv_cache.manager import BlockTable, KvCacheManager

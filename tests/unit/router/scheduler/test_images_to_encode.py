@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.request import AbortReason, AbortRequest, EncodeRequest, WorkerDied
 from tests.fakes.rank import generate_alone
 from tests.unit.router.builders import Engine, abort, request, span

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.logprobs import NO_TOKEN, row_nbytes, unpack
 from mmserve.messages.step import StepResult
 from tests.fakes.rank import prompt_alone

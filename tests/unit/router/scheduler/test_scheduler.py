@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.request import GenerateRequest, WorkerDied
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepResult

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.media import MediaSpan, end_beside_images
 from mmserve.router.scheduler.sequence import Sequence as Running
 from mmserve.router.scheduler.step_budget import StepBudget

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.router.speculation.draft_source import MAX_DRAFT_TOKENS, AcceptedShares, Draft, DraftSource, Kind
 
 TEXT = list(range(100, 140))

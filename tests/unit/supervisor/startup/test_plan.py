@@ -14,7 +14,7 @@ from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.config.config import Config
-from mmserve.config.deployment import Deployment
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.machine import Machine

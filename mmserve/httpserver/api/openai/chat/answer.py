@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.api.call_ids import call_id
 from mmserve.httpserver.api.openai.chat.objects import (
     AnswerChoice,

@@ -25,7 +25,7 @@ from mmserve.httpserver.api.openai.responses.request.queries import (
     item_limit,
 )
 from mmserve.httpserver.api.openapi import NAMED, WITH_BODY, add_protocol_route, answers
-from mmserve.httpserver.api.prompt_requests import admitted
+from mmserve.httpserver.api.prompts.prompt_requests import admitted
 from mmserve.httpserver.api.response import send_json
 from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext

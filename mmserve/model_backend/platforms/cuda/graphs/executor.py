@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mmserve.config.graph_ladder import rung_of
+from mmserve.config.resolved.graph_ladder import rung_of
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.cuda.graphs.capture import Capture, Captured

@@ -10,7 +10,7 @@ import pytest
 
 import mmserve.model_backend.run
 import mmserve.visualserver.run
-from mmserve.config.process import Process
+from mmserve.config.resolved.process import Process
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.platforms.cpu import platform
 from tests.fakes.media import fake_process, model_spec, write_preprocessor

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.logits_processors import make_processors

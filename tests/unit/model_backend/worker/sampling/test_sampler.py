@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, TorchSampling
 from mmserve.model_backend.transfers import PlainTransfers

@@ -1,0 +1,82 @@
+"""What must be equal on all machines of a server: compared when one joins, and named where it differs."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from mmserve.config.options import OPTIONS
+from mmserve.config.resolved.deployment import Deployment
+
+_GROUPS = ("model", "scheduling")
+_MAY_DIFFER = {
+    "model", "served_model_name", "cpu_threads", "kernel_ways", "device", "speculative_model", "prefault",
+    "attention_backend",
+}  # fmt: skip
+"""Options that name files, or say how one machine computes the same numbers."""
+_WHOLE_NBYTES = 64 << 20
+"""A file up to this size is read whole."""
+_SAMPLES = 64
+_SAMPLE_NBYTES = 4096
+
+
+def facts_of(deployment: Deployment) -> dict[str, str]:
+    """Name -> value. Names are those of options where there is one."""
+    options = {
+        option.flag: repr(getattr(deployment.config, option.name))
+        for option in OPTIONS.values()
+        if (option.group in _GROUPS and option.name not in _MAY_DIFFER) or option.name == "nnodes"
+    }
+    models = {"model": deployment.model, "draft model": deployment.draft}
+    described = {
+        f"configuration of the {name}": _digest(msgspec.json.encode(replace(model, path="")))
+        for name, model in models.items()
+        if model is not None
+    }
+    files = {
+        f"files of the {name}": files_digest(Path(model.path)) for name, model in models.items() if model is not None
+    }
+    found = {"device": deployment.device, "--dtype": deployment.dtype, "context": str(deployment.max_model_len)}
+    return {"version of mmserve": deployment.version, **options, **found, **described, **files}
+
+
+def encoder_facts_of(deployment: Deployment) -> dict[str, str]:
+    """Of a server and its encoders on other machines: what decides about the bytes of embedding rows."""
+    model = deployment.model
+    return {
+        "version of mmserve": deployment.version,
+        "--dtype": deployment.dtype,
+        "bytes of a row": str(deployment.embed_row_nbytes),
+        "configuration of the model": _digest(msgspec.json.encode(replace(model, path=""))),
+        "files of the model": files_digest(Path(model.path)),
+    }
+
+
+def difference(head: dict[str, str], node: dict[str, str]) -> str:
+    """The facts that differ, in words; empty if none does."""
+    names = [name for name in sorted(head.keys() | node.keys()) if head.get(name) != node.get(name)]
+    return ", ".join(f"{name} is {node.get(name, 'missing')}, not {head.get(name, 'missing')}" for name in names)
+
+
+def files_digest(directory: Path) -> str:
+    """Of names, sizes and contents. Of large files parts are read, evenly spread: enough to tell two trainings of one
+    model apart, not to find a damaged file."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in directory.iterdir() if path.suffix in (".json", ".safetensors", ".gguf")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            if size <= _WHOLE_NBYTES:
+                digest.update(file.read())
+                continue
+            for index in range(_SAMPLES):
+                file.seek(index * (size - _SAMPLE_NBYTES) // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_NBYTES))
+    return digest.hexdigest()[:16]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Image files before a model family sees them: headers, their limits, orientation. Door: ``picture``."""

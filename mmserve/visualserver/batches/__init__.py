@@ -1,0 +1,1 @@
+"""What is done with a batch of images: decoded, held until the tower has room, encoded."""

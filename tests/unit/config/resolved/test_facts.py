@@ -1,0 +1,54 @@
+"""What nodes compare when they join."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from mmserve.config.resolved import facts
+from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.facts import difference, facts_of
+from tests.fakes.http_services import make_deployment
+
+NODES = {"tp": 2, "nnodes": 2, "head": "a", "cluster_key_file": "k"}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(100_000))
+    return tmp_path
+
+
+def made(directory: Path, **options: object) -> Deployment:
+    deployment = make_deployment("/nowhere", **(NODES | options))
+    return replace(deployment, model=replace(deployment.model, path=str(directory)))
+
+
+def test_what_belongs_to_one_machine_may_differ(directory: Path) -> None:
+    head = facts_of(made(directory))
+    node = facts_of(made(directory, node_rank=1, cpu_threads=3, port=1, log_level="debug", node_timeout=9.0))
+    assert difference(head, node) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"max_num_seqs": 3}, "--max-num-seqs is 3, not 128"),
+        ({"seed": 3}, "--seed is 3, not 0"),
+        ({"tp": 4}, "--tp is 4, not 2"),
+        ({"nnodes": 1}, "--nnodes is 1, not 2"),
+    ],
+)
+def test_options_of_what_is_computed_may_not(directory: Path, options: dict[str, int], name: str) -> None:
+    assert name in difference(facts_of(made(directory)), facts_of(made(directory, **options)))
+
+
+def test_weights_are_told_apart_also_in_large_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "_WHOLE_NBYTES", 1000)
+    head = facts_of(made(directory))
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert difference(head, facts_of(made(directory))).startswith("files of the model is ")
