@@ -54,7 +54,7 @@ class KnownReplicas:
         """A request was sent there."""
         with self._lock:
             choices = [each for each in self.cluster.ranked(want, time.monotonic()) if each.replica == replica]
-            self.cluster.sent(choices[0] if choices else Choice(replica, 0.0, 0.0, "spread"), time.monotonic())
+            self.cluster.sent(choices[0] if choices else Choice(replica, 0.0, 0.0, "spread"), want, time.monotonic())
 
     def load(self, replica: str, load: Load, now_s: float) -> None:
         """See Cluster."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from random import Random
 
+from mmserve.cluster.scale.expected import Expected
 from mmserve.cluster.scale.holdings import HoldingsTable
 from mmserve.cluster.scale.loads import ReplicaLoad
 from mmserve.cluster.scale.policy import Choice, Policy, Want
@@ -25,10 +26,17 @@ class Cluster:
         self._loads: dict[str, ReplicaLoad] = {}
         self._ring = Ring()
         self._suspects = Suspects()
+        self._expected = Expected()
         self._in_flight = 0
         """Of all replicas together."""
         self._policy = Policy(
-            self._replicas, self._ring, self.tables["pictures"], self.tables["blocks"], self._loads, Random(seed)
+            self._replicas,
+            self._ring,
+            self.tables["pictures"],
+            self._expected,
+            self.tables["blocks"],
+            self._loads,
+            Random(seed),
         )
 
     @property
@@ -51,12 +59,17 @@ class Cluster:
         self._in_flight -= self._loads.pop(replica).in_flight
         self._ring.remove(replica)
         self._suspects.forget(replica)
+        self._expected.forget(replica)
         for table in self.tables.values():
             table.forget(replica)
 
     def hold(self, replica: str, report: Holdings) -> bool:
         """Apply a replica's report. False: ask it for a snapshot. Reports of those that have left are ignored."""
-        return replica not in self._loads or self.tables[report.kind].apply(replica, report)
+        if replica not in self._loads:
+            return True
+        if report.kind == "pictures":
+            self._expected.settle(replica, report.added)
+        return self.tables[report.kind].apply(replica, report)
 
     def load(self, replica: str, load: Load, now_s: float) -> None:
         """Apply a replica's report of its load."""
@@ -76,31 +89,36 @@ class Cluster:
     def choose(self, want: Want, now_s: float, exclude: Collection[str] = ()) -> Choice | None:
         """The best replica, which counts as sent there. ``exclude``: those that have failed this request already; they
         are asked again only if there is no other. None without replicas."""
-        ranked = self.ranked(want, now_s, exclude)
-        if not ranked:
-            return None
-        self.sent(ranked[0], now_s)
-        return ranked[0]
+        choice = self._policy.best(want, *self._now(now_s, exclude))
+        if choice is not None:
+            self.sent(choice, want, now_s)
+        return choice
 
     def ranked(self, want: Want, now_s: float, exclude: Collection[str] = ()) -> list[Choice]:
         """A few replicas, best first."""
-        avoid = {*exclude, *self._suspects.avoided(now_s)}
-        mean = self._in_flight / len(self._replicas) if self._replicas else None
-        return self._policy.ranked(want, avoid, mean)
+        return self._policy.ranked(want, *self._now(now_s, exclude))
 
-    def sent(self, choice: Choice, now_s: float) -> None:
+    def _now(self, now_s: float, exclude: Collection[str]) -> tuple[set[str], float | None]:
+        """Whom to avoid, and how many requests a replica has on average."""
+        avoid = {*exclude, *self._suspects.avoided(now_s)}
+        return avoid, self._in_flight / len(self._replicas) if self._replicas else None
+
+    def sent(self, choice: Choice, want: Want, now_s: float) -> None:
         """The request was sent there. Nothing happens if the replica has left meanwhile."""
         if (load := self._loads.get(choice.replica)) is not None:
             before = load.in_flight
             load.send(choice.work_s, now_s)
             self._in_flight += load.in_flight - before
             self._suspects.probe(choice.replica, now_s)
+            held = self.tables["pictures"].names(choice.replica)
+            self._expected.add(choice.replica, [name for name in want.pictures if name not in held], now_s)
             self.decisions[choice.reason] += 1
 
     def failed(self, replica: str, now_s: float) -> None:
         """A request sent there got no answer, or a broken one."""
         if replica in self._loads:
             self._suspects.fail(replica, now_s)
+            self._expected.forget(replica)
 
     def answered(self, replica: str) -> None:
         """A request sent there was answered."""

@@ -31,6 +31,10 @@ class HoldingsTable:
         """In no order. Not to be changed."""
         return self._holders.get(name, _NOBODY)
 
+    def is_held(self, name: int) -> bool:
+        """By any replica."""
+        return name in self._holders
+
     def names(self, replica: str) -> set[int]:
         """Not to be changed."""
         held = self._held.get(replica)

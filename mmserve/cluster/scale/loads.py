@@ -18,40 +18,42 @@ _UNSEEN_S = 0.05
 """A report may have been made before requests that were sent this long ago arrived at the replica."""
 
 
-@dataclass
+@dataclass(slots=True)
 class ReplicaLoad:
-    """Of one replica. ``sent_s``: seconds of work that this front has sent there since the last report."""
+    """Of one replica. ``wait_s`` and ``in_flight`` are computed when they change, for each decision reads them."""
 
     reported: Load = field(default_factory=Load)
     reported_at_s: float = float("-inf")
-    sent_s: float = 0.0
+    wait_s: float = 0.0
+    """Until a new request's first step."""
+    in_flight: int = 0
+    """Requests there, as far as this front knows."""
+    _sent_s: float = 0.0
+    """Seconds of work that this front has sent there since the last report."""
     _sent: deque[tuple[float, float]] = field(default_factory=deque)
     """When, and how much."""
-
-    @property
-    def wait_s(self) -> float:
-        """Until a new request's first step."""
-        beyond_slots = max(0, min(len(self._sent), self.in_flight - self.reported.slots))
-        return self.reported.wait_s + self.sent_s + beyond_slots * self.reported.request_s
-
-    @property
-    def in_flight(self) -> int:
-        """Requests there, as far as this front knows."""
-        return self.reported.in_flight + len(self._sent)
 
     def send(self, work_s: float, now_s: float) -> None:
         """A request was sent there."""
         self._forget(now_s - _FORGOTTEN_S)
         self._sent.append((now_s, work_s))
-        self.sent_s += work_s
+        self._sent_s += work_s
+        self._compute()
 
     def report(self, load: Load, now_s: float) -> None:
         """The replica has told its load."""
         self.reported, self.reported_at_s = load, now_s
         self._forget(now_s - _UNSEEN_S)
+        self._compute()
 
     def _forget(self, until_s: float) -> None:
         while self._sent and self._sent[0][0] <= until_s:
-            self.sent_s -= self._sent.popleft()[1]
+            self._sent_s -= self._sent.popleft()[1]
         if not self._sent:
-            self.sent_s = 0.0  # no rounding errors are left
+            self._sent_s = 0.0  # no rounding errors are left
+
+    def _compute(self) -> None:
+        load, num_sent = self.reported, len(self._sent)
+        self.in_flight = load.in_flight + num_sent
+        beyond_slots = max(0, min(num_sent, self.in_flight - load.slots))
+        self.wait_s = load.wait_s + self._sent_s + beyond_slots * load.request_s

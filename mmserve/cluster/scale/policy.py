@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
 
+from mmserve.cluster.scale.expected import Expected
 from mmserve.cluster.scale.holdings import HoldingsTable
 from mmserve.cluster.scale.loads import ReplicaLoad
 from mmserve.cluster.scale.ring import Ring
@@ -22,6 +23,10 @@ _LOOKED_UP = 4
 """Pictures of a request whose holders are candidates."""
 _OWNER_S = 0.010
 """Preference for the ring's owner, so that fronts that know equally little send a new picture to one replica."""
+_COPY = 1.0
+"""Another copy of a picture costs its encoding once more than what this request waits for it: others wait there too."""
+_TIE_S = 0.002
+"""What replicas measure of themselves differs by more than this, so nothing follows from a smaller difference."""
 _BOUND, _BOUND_FLOOR = 1.25, 4
 """A replica with more requests than this many times the mean, and this many more, is avoided."""
 Reason = Literal["held", "owner", "spread", "only"]
@@ -49,6 +54,11 @@ class Choice(NamedTuple):
     reason: Reason
 
 
+_Scored = tuple[float, int, int, int, float, str]
+"""Seconds until the first token, pictures to encode, blocks that are computed there (negative), requests there, seconds
+of encoding and prefill, replica. A plain tuple, because ten are made for a decision."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """Reads the tables, which their owner changes. ``replicas``: all ids, in a list that can be indexed."""
@@ -56,43 +66,60 @@ class Policy:
     replicas: list[str]
     ring: Ring
     pictures: HoldingsTable
+    expected: Expected
     blocks: HoldingsTable
     loads: dict[str, ReplicaLoad]
     random: Random
 
     def ranked(self, want: Want, avoid: Collection[str] = (), mean_in_flight: float | None = None) -> list[Choice]:
         """Candidates, best first. Those in ``avoid`` only if there is no other. Empty without replicas."""
+        scored, owner = self._sorted(want, avoid, mean_in_flight)
+        return [_choice(each, len(scored), want, owner) for each in scored]
+
+    def best(self, want: Want, avoid: Collection[str] = (), mean_in_flight: float | None = None) -> Choice | None:
+        """The first of ``ranked``."""
+        scored, owner = self._sorted(want, avoid, mean_in_flight)
+        return _choice(scored[0], len(scored), want, owner) if scored else None
+
+    def _sorted(self, want: Want, avoid: Collection[str], mean_in_flight: float | None) -> tuple[list[_Scored], str]:
+        """And the owner, which is empty if there is none."""
         owners = self._owners(want)
-        names = self._candidates(want, owners, avoid)
+        holders = [self._holders(name) for name in want.pictures]
+        names = self._candidates(want, holders, owners, avoid)
         if not names:
-            names = self._candidates(want, owners, ())
-        if mean_in_flight is not None and len(names) > 1:
-            limit = _BOUND * mean_in_flight + _BOUND_FLOOR
-            names = [each for each in names if self.loads[each].in_flight <= limit] or names
+            names = self._candidates(want, holders, owners, ())
         owner = owners[0] if owners else ""
-        choices = [self._scored(replica, want, owner) for replica in names]
-        choices.sort(key=_by_score)
-        if len(choices) == 1:
-            return [choices[0]._replace(reason="only")]
-        return choices
+        scored = self._scored(self._bounded(names, mean_in_flight), want, holders, owner)
+        scored.sort()
+        self._spread_ties(scored)
+        return scored, owner
 
     def _owners(self, want: Want) -> list[str]:
         if want.pictures:
             return self.ring.owners(want.pictures[0], _OWNERS)
         return self.ring.owners(want.blocks[-1], _OWNERS) if want.blocks else []
 
-    def _candidates(self, want: Want, owners: list[str], avoid: Collection[str]) -> list[str]:
+    def _holders(self, name: int) -> list[str]:
+        """If there are few, those that will hold it soon too."""
+        held, expected = self.pictures.holders(name), self.expected.replicas(name)
+        if not expected or len(held) > _MAX_HOLDERS:
+            return held
+        return [*held, *(each for each in expected if each not in held)]
+
+    def _candidates(
+        self, want: Want, holders: list[list[str]], owners: list[str], avoid: Collection[str]
+    ) -> Collection[str]:
         found: dict[str, None] = {}
-        for name in want.pictures[:_LOOKED_UP]:
-            self._add_holders(found, self.pictures.holders(name))
+        for each in holders[:_LOOKED_UP]:
+            self._add_holders(found, each)
         if want.blocks:
             self._add_holders(found, self._deepest_holders(want.blocks))
         found.update(dict.fromkeys(owners))
         found.update(dict.fromkeys(self._two_at_random()))
+        if not avoid:
+            return found
         chosen = [each for each in found if each not in avoid]
-        if chosen or not avoid:
-            return chosen
-        return [each for each in self.replicas if each not in avoid]
+        return chosen or [each for each in self.replicas if each not in avoid]
 
     def _two_at_random(self) -> list[str]:
         count = len(self.replicas)
@@ -103,34 +130,79 @@ class Policy:
         return [self.replicas[first], self.replicas[second]]
 
     def _add_holders(self, found: dict[str, None], holders: list[str]) -> None:
-        if len(holders) > _MAX_HOLDERS:
-            holders = self.random.sample(holders, _MAX_HOLDERS)
+        if (count := len(holders)) > _MAX_HOLDERS:
+            start = int(self.random.random() * count)
+            holders = (holders[start : start + _MAX_HOLDERS] + holders[:_MAX_HOLDERS])[:_MAX_HOLDERS]
         found.update(dict.fromkeys(holders))
 
     def _deepest_holders(self, blocks: tuple[int, ...]) -> list[str]:
         """Of the last block that anybody holds; who holds a block holds those before it."""
-        depth = _depth(blocks, lambda name: bool(self.blocks.holders(name)))
+        depth = _depth(blocks, self.blocks.is_held)
         return self.blocks.holders(blocks[depth - 1]) if depth else []
 
-    def _scored(self, replica: str, want: Want, owner: str) -> Choice:
-        load = self.loads[replica]
-        costs = load.reported
-        held = self.pictures.names(replica)
-        missing = sum(name not in held for name in want.pictures)
-        depth = _depth(want.blocks, self.blocks.names(replica).__contains__) if want.blocks else 0
-        work_s = missing * costs.encode_s + max(0, want.tokens - depth * want.block_tokens) * costs.prefill_s
-        score_s = load.wait_s + work_s
-        if missing:
-            score_s += costs.encoder_wait_s + missing * costs.pressure_s
-        if depth or missing < len(want.pictures):
-            reason: Reason = "held"
-        else:
-            reason = "owner" if replica == owner else "spread"
-        return Choice(replica, score_s - (_OWNER_S if replica == owner else 0.0), work_s, reason)
+    def _bounded(self, names: Collection[str], mean_in_flight: float | None) -> Collection[str]:
+        """Those that are not overloaded."""
+        if mean_in_flight is None or len(names) < 2:
+            return names
+        limit = _BOUND * mean_in_flight + _BOUND_FLOOR
+        return [each for each in names if self.loads[each].in_flight <= limit] or names
+
+    def _scored(self, replicas: Collection[str], want: Want, holders: list[list[str]], owner: str) -> list[_Scored]:
+        scored: list[_Scored] = []
+        pictures, blocks, tokens, block_tokens = want
+        expected = [self.expected.replicas(name) for name in pictures] if self.expected else []
+        for replica in replicas:
+            load = self.loads[replica]
+            costs = load.reported
+            missing = self._missing(replica, pictures, holders) if pictures else 0
+            depth = _depth(blocks, self.blocks.names(replica).__contains__) if blocks else 0
+            work_s = missing * costs.encode_s + max(0, tokens - depth * block_tokens) * costs.prefill_s
+            score_s = load.wait_s + work_s
+            if missing:
+                score_s += costs.encoder_wait_s + missing * costs.pressure_s
+                if any(holders):
+                    score_s += _COPY * missing * costs.encode_s
+            elif expected and any(replica in each for each in expected):
+                score_s += costs.encoder_wait_s
+            if replica == owner:
+                score_s -= _OWNER_S
+            scored.append((score_s, missing, -depth, load.in_flight, work_s, replica))
+        return scored
+
+    def _missing(self, replica: str, pictures: tuple[int, ...], holders: list[list[str]]) -> int:
+        """A look into few holders is quicker than one into the many names of a replica, which are in no cache of the
+        CPU where there are many replicas."""
+        missing = 0
+        for name, found in zip(pictures, holders):  # noqa: B905 - equally long, and asked for each candidate
+            if len(found) <= _MAX_HOLDERS:
+                missing += replica not in found
+            else:
+                missing += name not in self.pictures.names(replica) and replica not in self.expected.replicas(name)
+        return missing
+
+    def _spread_ties(self, scored: list[_Scored]) -> None:
+        """Put first the least busy of those that are as good as the best, one of them at random."""
+        if len(scored) < 2 or scored[1][0] > scored[0][0] + _TIE_S:
+            return
+        limit_s, held = scored[0][0] + _TIE_S, scored[0][1:3]
+        ties = [each for each in scored if each[0] <= limit_s and each[1:3] == held]
+        fewest = min(each[3] for each in ties)
+        ties = [each for each in ties if each[3] == fewest]
+        chosen = ties[int(self.random.random() * len(ties))]
+        scored.remove(chosen)
+        scored.insert(0, chosen)
 
 
-def _by_score(choice: Choice) -> float:
-    return choice.score_s
+def _choice(scored: _Scored, num_candidates: int, want: Want, owner: str) -> Choice:
+    score_s, missing, depth, _, work_s, replica = scored
+    reason: Reason
+    if num_candidates == 1:
+        reason = "only"
+    elif depth or missing < len(want.pictures):
+        reason = "held"
+    else:
+        reason = "owner" if replica == owner else "spread"
+    return Choice(replica, score_s, work_s, reason)
 
 
 def _depth(blocks: tuple[int, ...], is_held: Callable[[int], bool]) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,57 @@ def test_a_hot_picture_spreads_once_its_queue_costs_more_than_encoding_it() -> N
     assert chosen[:4] == ["a"] * 4
     assert others, "the picture never spread"
     assert chosen.count("a") * 0.1 < 1.5  # its queue is no longer than an encoding and the others' work
+
+
+def test_requests_for_a_picture_that_is_being_encoded_wait_for_it_where_it_is() -> None:
+    """Whatever loads are reported meanwhile, until the picture is reported or its request has failed."""
+    cluster = _cluster(*"abcdefgh")
+    first = _chosen(cluster, _PICTURE)
+    for number in range(1, 5):
+        for replica in "abcdefgh":
+            cluster.load(replica, _COSTS, number * 0.25)
+        choice = cluster.choose(_PICTURE, number * 0.25)
+        assert choice is not None
+        assert (choice.replica, choice.reason) == (first, "held")
+        assert choice.work_s == 100 * _COSTS.prefill_s
+    cluster.failed(first, 2.0)
+    assert _chosen(cluster, _PICTURE, 2.0) != first
+
+
+def test_a_picture_that_is_never_reported_is_not_expected_for_ever() -> None:
+    cluster = _cluster(*"abcdefgh")
+    first = _chosen(cluster, _PICTURE)
+    for replica in "abcdefgh":
+        cluster.load(replica, Load(slots=8, encode_s=0.5, wait_s=float(replica == first)), 40.0)
+    other = _chosen(cluster, Want((99,)), 40.0)  # which forgets what is old
+    assert _chosen(cluster, _PICTURE, 40.0) != first
+    assert not cluster._expected.replicas(1)
+    assert list(cluster._expected.replicas(99)) == [other]
+
+
+def test_a_copy_more_is_made_only_where_it_saves_more_than_its_encoding() -> None:
+    cluster = _cluster("a", "b")
+    _hold(cluster, "a", 7)
+    for wait_s, expected in ((0.9, "a"), (1.1, "b")):
+        cluster.load("a", Load(slots=8, encode_s=0.5, wait_s=wait_s), 0.0)
+        assert cluster.ranked(Want((7,)), 0.0)[0].replica == expected
+
+
+def test_replicas_that_are_equally_good_share_the_requests() -> None:
+    cluster, chosen = _cluster("a", "b"), []
+    for second in range(40):
+        chosen.append(_chosen(cluster, Want(tokens=100), float(second)))
+        for replica in "ab":
+            cluster.load(replica, _COSTS, second + 0.5)
+    assert chosen.count("a") in range(10, 31)
+
+
+def test_of_replicas_that_are_equally_good_the_less_busy_one_gets_a_request() -> None:
+    cluster = _cluster("a", "b")
+    for busy, free in ("ab", "ba"):
+        cluster.load(busy, msgspec.structs.replace(_COSTS, in_flight=3), 0.0)
+        cluster.load(free, msgspec.structs.replace(_COSTS, prefill_s=0.00101), 0.0)
+        assert [choice.replica for choice in cluster.ranked(Want(tokens=100), 0.0)] == [free, busy]
 
 
 def test_a_report_that_has_seen_the_requests_replaces_the_fronts_own_count() -> None:
