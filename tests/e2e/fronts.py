@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.nodes.namespaces import Network
 from mmserve.client.server_process import server_process
-from tests.e2e.namespaces import Network
 from tests.e2e.stack import Stack, running
 from tests.fakes.ports import free_port
 

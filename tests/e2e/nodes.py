@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.nodes.namespaces import Network
 from mmserve.ipc import cluster_key
-from tests.e2e.namespaces import Network
 from tests.e2e.stack import LITTLE_MEMORY, Stack, running
 from tests.fakes.cache import until
 from tests.fakes.ports import free_port

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.nodes.namespaces import network, why_not
 from tests.e2e.fronts import fronted, kill
-from tests.e2e.namespaces import network, why_not
 from tests.e2e.streams import answers_of
 from tests.fakes.cache import until
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.namespaces import network, why_not
+from benchmarks.nodes.namespaces import network, why_not
 from tests.e2e.nodes import Nodes, nodes
 from tests.e2e.stack import running
 from tests.e2e.streams import Answer, answers_of

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from benchmarks.nodes.rules import ByChance
+from benchmarks.nodes.workload import streams, zipf_bodies
+from mmserve.cluster.scale.policy import Want
+
+_URLS = [f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003)]
+
+
+def test_pictures_are_drawn_with_a_zipf_distribution_and_the_same_ones_for_each_rule() -> None:
+    bodies = zipf_bodies(400, 10, 1.0, seed=3)
+    assert bodies == zipf_bodies(400, 10, 1.0, seed=3)
+    counts = Counter(body["messages"][0]["content"][0]["image_url"]["url"] for body in bodies)
+    assert len(counts) == 10
+    assert max(counts.values()) / 400 > 0.28  # 1 / (1 + 1/2 + ... + 1/10) is 0.34
+
+
+def test_streams_are_different_and_half_of_them_seeded() -> None:
+    bodies = streams(6, tokens=5)
+    assert [("seed" in body) for body in bodies] == [False, True] * 3
+    assert len({str(body["messages"]) for body in bodies}) == 6
+
+
+def test_of_two_replicas_by_chance_the_less_busy_one_gets_a_request() -> None:
+    async def ask(choices: int) -> list[str]:
+        placement, chosen = ByChance(_URLS, choices), []
+        async with placement.reserved(Want(), ()) as (busy, _):
+            for _ in range(30):
+                async with placement.reserved(Want(), ()) as (url, _):
+                    chosen.append(url)
+        assert busy in _URLS
+        return [url for url in chosen if url == busy]
+
+    assert asyncio.run(ask(3)) == []
+    assert asyncio.run(ask(1))
