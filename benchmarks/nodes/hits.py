@@ -17,6 +17,8 @@ from benchmarks.scale_sim import Setting, Simulation
 from mmserve.cli.bench.client import run
 
 NODES = 3
+RULES = ("seconds", "two", "random")
+"""Of the front: the product's, the less busy of two at random, and one at random."""
 PICTURES, ZIPF = 200, 1.0
 KV_GB, ARENA_GB, SLOTS = 0.07, 0.005, 32
 """Of a node: room for about 80 pictures in each of the two, beside what its requests need."""
@@ -55,13 +57,17 @@ def options(share: int) -> tuple[str, ...]:
 
 
 def measure(directory: Path, rule: str, clients: int, requests: int) -> Measured:
-    """``rule``: that of the front, or ``big`` for one server with the memory of all and no front."""
-    count = 1 if rule == "big" else NODES
+    """``rule``: that of the front; ``big``: one server with the memory of all; ``alone``: one of the nodes, with its
+    share of the clients. These two have no front."""
+    count = NODES if rule in RULES else 1
+    share = NODES if rule == "big" else 1
+    if rule == "alone":
+        clients //= NODES
     with contextlib.ExitStack() as stack:
         machines = stack.enter_context(network(count))
         stack.enter_context(machines.from_switch())
-        made = stack.enter_context(cluster(machines, directory, count, *options(NODES // count)))
-        if rule == "big":
+        made = stack.enter_context(cluster(machines, directory, count, *options(share)))
+        if count == 1:
             url, pids = made.nodes[0].url, [made.nodes[0].pid]
         else:
             front = stack.enter_context(made.front(rule))
@@ -101,25 +107,26 @@ def _mean(made: Cluster, histogram: str) -> float:
 
 def simulated(measured: Measured, rule: str, requests: int) -> tuple[float, float]:
     """Hit rate and imbalance of the same cluster and load in the simulator."""
+    nodes = 1 if rule == "alone" else NODES
     setting = Setting(
-        NODES,
+        nodes,
         PICTURES,
         requests,
         kept=KEPT,
         zipf=ZIPF,
-        rho=measured.requests_per_s * measured.answer_s / (SLOTS * NODES),
+        rho=measured.requests_per_s * measured.answer_s / (SLOTS * nodes),
         slots=SLOTS,
         encode_s=measured.encode_s,
         answer_s=measured.answer_s,
         seed=_SEED,
     )
-    outcome = Simulation(setting, "one" if rule == "big" else rule).run()
+    outcome = Simulation(setting, rule if rule in RULES else "one").run()
     return outcome.hits / requests, max(outcome.served) / fmean(outcome.served)
 
 
 def rows(directory: Path, clients: int, requests: int) -> list[report.Row]:
     """One for each rule."""
-    found = {rule: measure(directory, rule, clients, requests) for rule in ("big", "seconds", "two", "random")}
+    found = {rule: measure(directory, rule, clients, requests) for rule in ("big", "alone", *RULES)}
     big = found["big"]
     return [
         {
