@@ -105,7 +105,7 @@ EVENTS: dict[str, Begin] = {
     "slow": _slow,
     "disk": _full_disk,
 }
-_TITLES = {
+TITLES = {
     "none": "none",
     "node": "kill -9 of a node, started again 1 s later",
     "front": "kill -9 of one of two fronts, started again 1 s later",
@@ -204,7 +204,7 @@ def _row(
         print(f"  {name}: {error}")
     others = sum(client % len(_FRONT_PORTS) != 0 for client in clients.retried)
     return {
-        "event": _TITLES[name],
+        "event": TITLES[name],
         "streams there": course.busy,
         "streams moved": max(0.0, _resumed(stage) - resumed),
         "requests": clients.asked,
