@@ -10,6 +10,8 @@ from html import escape
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 34, 44
 _COLOURS = ("#3568a8", "#c8641c", "#3b8a4a", "#8e4a9e", "#777777")
+_KEY_HEIGHT = 16
+"""Of a series' name, below the chart, where it covers no line."""
 _MAX_POINTS = 400
 
 
@@ -36,7 +38,7 @@ def chart(title: str, x_label: str, y_label: str, series: Sequence[Series], *, d
         )
 
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">',
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + _KEY_HEIGHT * len(finite)}" role="img" aria-label="{escape(title)}">',
         f'<text class="title" x="{_LEFT}" y="18">{escape(title)}</text>',
     ]
     for step in range(5):
@@ -59,7 +61,7 @@ def chart(title: str, x_label: str, y_label: str, series: Sequence[Series], *, d
                 "</title></circle>"
                 for (x, y), at in zip(placed, one.points, strict=True)
             ]
-        key_y = _TOP + 14 + 16 * index
+        key_y = _HEIGHT + _KEY_HEIGHT * index + 9
         parts.append(f'<rect x="{_LEFT + 10}" y="{key_y - 9}" width="10" height="10" fill="{colour}"/>')
         parts.append(f'<text class="key" x="{_LEFT + 26}" y="{key_y}">{escape(one.name)}</text>')
     return "\n".join([*parts, "</svg>"])

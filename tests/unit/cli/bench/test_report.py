@@ -86,3 +86,12 @@ def test_long_series_are_thinned_and_keep_their_ends() -> None:
     points = re.findall(r'points="([^"]*)"', made)[0].split()
     assert len(points) == 400
     assert points[0] == "64.0,256.0"
+
+
+def test_the_names_of_the_series_cover_no_line() -> None:
+    series = [Series(f"server {number}", [(0, 0), (1, number)]) for number in range(1, 5)]
+    made = ElementTree.fromstring(chart("t", "x", "y", series))
+    lowest_axis = max(float(text.attrib["y"]) for text in made.iter("text") if text.attrib["class"] != "key")
+    keys = [float(text.attrib["y"]) for text in made.iter("text") if text.attrib["class"] == "key"]
+    assert len(keys) == 4
+    assert lowest_axis < min(keys) < max(keys) <= float(made.attrib["viewBox"].split()[3])
