@@ -59,6 +59,13 @@ _Scored = tuple[float, int, int, int, float, str]
 of encoding and prefill, replica. A plain tuple, because ten are made for a decision."""
 
 
+class _Deepest(NamedTuple):
+    """A few of those that hold the last block that anybody holds, and how many blocks there are up to it."""
+
+    depth: int
+    replicas: list[str]
+
+
 @dataclass(frozen=True)
 class Policy:
     """Reads the tables, which their owner changes. ``replicas``: all ids, in a list that can be indexed."""
@@ -85,11 +92,10 @@ class Policy:
         """And the owner, which is empty if there is none."""
         owners = self._owners(want)
         holders = [self._holders(name) for name in want.pictures]
-        names = self._candidates(want, holders, owners, avoid)
-        if not names:
-            names = self._candidates(want, holders, owners, ())
+        deepest = self._deepest(want.blocks)
+        names = self._allowed(self._likely(holders, deepest.replicas, owners), avoid)
         owner = owners[0] if owners else ""
-        scored = self._scored(self._bounded(names, mean_in_flight), want, holders, owner)
+        scored = self._scored(self._bounded(names, mean_in_flight), want, holders, deepest, owner)
         scored.sort()
         self._spread_ties(scored)
         return scored, owner
@@ -106,20 +112,24 @@ class Policy:
             return held
         return [*held, *(each for each in expected if each not in held)]
 
-    def _candidates(
-        self, want: Want, holders: list[list[str]], owners: list[str], avoid: Collection[str]
-    ) -> Collection[str]:
+    def _deepest(self, blocks: tuple[int, ...]) -> _Deepest:
+        """Who holds a block holds those before it."""
+        depth = _depth(blocks, self.blocks.is_held)
+        return _Deepest(depth, self._few(self.blocks.holders(blocks[depth - 1]))) if depth else _Deepest(0, [])
+
+    def _likely(self, holders: list[list[str]], deepest: list[str], owners: list[str]) -> Collection[str]:
         found: dict[str, None] = {}
         for each in holders[:_LOOKED_UP]:
-            self._add_holders(found, each)
-        if want.blocks:
-            self._add_holders(found, self._deepest_holders(want.blocks))
-        found.update(dict.fromkeys(owners))
-        found.update(dict.fromkeys(self._two_at_random()))
+            found.update(dict.fromkeys(self._few(each)))
+        for some in (deepest, owners, self._two_at_random()):
+            found.update(dict.fromkeys(some))
+        return found
+
+    def _allowed(self, likely: Collection[str], avoid: Collection[str]) -> Collection[str]:
         if not avoid:
-            return found
-        chosen = [each for each in found if each not in avoid]
-        return chosen or [each for each in self.replicas if each not in avoid]
+            return likely
+        chosen = [each for each in likely if each not in avoid]
+        return chosen or [each for each in self.replicas if each not in avoid] or likely
 
     def _two_at_random(self) -> list[str]:
         count = len(self.replicas)
@@ -129,16 +139,11 @@ class Policy:
         second = (first + 1 + int(self.random.random() * (count - 1))) % count
         return [self.replicas[first], self.replicas[second]]
 
-    def _add_holders(self, found: dict[str, None], holders: list[str]) -> None:
-        if (count := len(holders)) > _MAX_HOLDERS:
-            start = int(self.random.random() * count)
-            holders = (holders[start : start + _MAX_HOLDERS] + holders[:_MAX_HOLDERS])[:_MAX_HOLDERS]
-        found.update(dict.fromkeys(holders))
-
-    def _deepest_holders(self, blocks: tuple[int, ...]) -> list[str]:
-        """Of the last block that anybody holds; who holds a block holds those before it."""
-        depth = _depth(blocks, self.blocks.is_held)
-        return self.blocks.holders(blocks[depth - 1]) if depth else []
+    def _few(self, holders: list[str]) -> list[str]:
+        if (count := len(holders)) <= _MAX_HOLDERS:
+            return holders
+        start = int(self.random.random() * count)
+        return (holders[start : start + _MAX_HOLDERS] + holders[:_MAX_HOLDERS])[:_MAX_HOLDERS]
 
     def _bounded(self, names: Collection[str], mean_in_flight: float | None) -> Collection[str]:
         """Those that are not overloaded."""
@@ -147,7 +152,9 @@ class Policy:
         limit = _BOUND * mean_in_flight + _BOUND_FLOOR
         return [each for each in names if self.loads[each].in_flight <= limit] or names
 
-    def _scored(self, replicas: Collection[str], want: Want, holders: list[list[str]], owner: str) -> list[_Scored]:
+    def _scored(
+        self, replicas: Collection[str], want: Want, holders: list[list[str]], deepest: _Deepest, owner: str
+    ) -> list[_Scored]:
         scored: list[_Scored] = []
         pictures, blocks, tokens, block_tokens = want
         expected = [self.expected.replicas(name) for name in pictures] if self.expected else []
@@ -155,7 +162,10 @@ class Policy:
             load = self.loads[replica]
             costs = load.reported
             missing = self._missing(replica, pictures, holders) if pictures else 0
-            depth = _depth(blocks, self.blocks.names(replica).__contains__) if blocks else 0
+            if replica in deepest.replicas:
+                depth = deepest.depth
+            else:
+                depth = _depth(blocks, self.blocks.names(replica).__contains__) if deepest.depth else 0
             work_s = missing * costs.encode_s + max(0, tokens - depth * block_tokens) * costs.prefill_s
             score_s = load.wait_s + work_s
             if missing:
