@@ -98,9 +98,7 @@ class Network:
 
     def down(self) -> None:
         for relay in self._relays.values():
-            assert relay.stdin is not None
-            relay.stdin.close()
-            relay.wait()
+            relay.communicate()  # it ends with its stdin
         for name in (*(self._of(node) for node in range(self._count)), self._name):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
