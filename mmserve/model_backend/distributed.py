@@ -2,13 +2,15 @@
 
 All ranks call the same collectives in the same order. With one rank each call is a no-op. In the host memory of one
 machine tensors go through Unix sockets, else through torch.distributed: NCCL between GPUs, gloo between machines.
+Collectives between GPUs run when their turn on the device comes, and no rank waits for them. What the ranks must know
+before they go on, such as that one of them has failed, goes through their hosts beside them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +26,6 @@ _TIMEOUT = timedelta(minutes=10)
 _OPS: Mapping[Reduction, dist.ReduceOp.RedOpType] = {
     "sum": dist.ReduceOp.SUM,
     "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
 }
 
 
@@ -42,20 +43,20 @@ class Collectives(Protocol):
 
 
 class ProcessGroup:
-    """See Collectives. By torch.distributed."""
+    """See Collectives. By torch.distributed. ``group``: None is the one that all ranks have first."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
+    def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
+        self._rank, self._size, self._group = rank, size, group
 
     def all_reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
-        dist.all_reduce(tensor, op=_OPS[op])
+        dist.all_reduce(tensor, op=_OPS[op], group=self._group)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        dist.broadcast(tensor, src=0)
+        dist.broadcast(tensor, src=0, group=self._group)
 
     def gather(self, tensor: torch.Tensor) -> list[torch.Tensor] | None:
         parts = [torch.empty_like(tensor) for _ in range(self._size)] if self._rank == 0 else None
-        dist.gather(tensor, parts, dst=0)
+        dist.gather(tensor, parts, dst=0, group=self._group)
         return parts
 
 
@@ -74,6 +75,8 @@ class TpGroup:
     size: int = 1
     collectives: Collectives | None = None
     """None: of one rank."""
+    host: Collectives | None = None
+    """For tensors in host memory; ``collectives`` itself where that works on such. None: of one rank."""
     on_host: bool = True
     """True if collectives run in host memory, also for tensors on a GPU that ranks share."""
 
@@ -98,10 +101,6 @@ class TpGroup:
         """Elementwise maximum over ranks, in place."""
         return self._reduce(tensor, "max")
 
-    def min(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Elementwise minimum over ranks, in place."""
-        return self._reduce(tensor, "min")
-
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         """Rank 0's values on every rank, in place."""
         if self.collectives is not None:
@@ -116,6 +115,22 @@ class TpGroup:
             return shard
         parts = self.collectives.gather(self._host(shard.contiguous()))
         return None if parts is None else torch.cat(parts, dim=1).to(shard.device)
+
+    def worst(self, numbers: Sequence[int]) -> list[int]:
+        """For each place the largest number of all ranks. Waits for their hosts, and for no device."""
+        if self.host is None:
+            return list(numbers)
+        largest = torch.tensor(numbers, dtype=torch.int64)
+        self.host.all_reduce(largest, "max")
+        return [int(number) for number in largest.tolist()]
+
+    def told(self, number: int) -> int:
+        """Rank 0's number. Waits for its host, and for no device; rank 0 waits for nobody."""
+        if self.host is None:
+            return number
+        known = torch.tensor([number], dtype=torch.int64)
+        self.host.broadcast(known)
+        return int(known)
 
     def _reduce(self, tensor: torch.Tensor, op: Reduction) -> torch.Tensor:
         if self.collectives is not None:
@@ -164,7 +179,7 @@ def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) ->
     on_host = device.type == "cpu" or (meeting.num_here or size) > torch.cuda.device_count()
     if on_host and meeting.directory is not None:
         with connect(rank, size, meeting.store, meeting.directory) as links:
-            yield TpGroup(rank, size, links)
+            yield TpGroup(rank, size, links, links)
         return
     if meeting.num_here is not None:
         on_host = _any_on_host(on_host, rank, size, meeting.store)
@@ -177,9 +192,21 @@ def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) ->
         timeout=_TIMEOUT,
     )
     try:
-        yield TpGroup(rank, size, ProcessGroup(rank, size), on_host)
+        group = ProcessGroup(rank, size)
+        with nullcontext(group) if on_host else _between_hosts(rank, size, meeting) as host:
+            yield TpGroup(rank, size, group, host, on_host)
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _between_hosts(rank: int, size: int, meeting: Meeting) -> Iterator[Collectives]:
+    """Of ranks whose other collectives are between their GPUs."""
+    if meeting.directory is None:
+        yield ProcessGroup(rank, size, dist.new_group(backend="gloo", timeout=_TIMEOUT))
+        return
+    with connect(rank, size, meeting.store, meeting.directory) as links:
+        yield links
 
 
 def _any_on_host(on_host: bool, rank: int, size: int, store: Store) -> bool:

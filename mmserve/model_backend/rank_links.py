@@ -21,11 +21,10 @@ _CHUNK_NBYTES = 32 << 10
 """Twice as much fits into a socket's buffer, so ranks that all send before they receive never block each other."""
 
 
-Reduction = Literal["sum", "max", "min"]
+Reduction = Literal["sum", "max"]
 _COMBINED: Mapping[Reduction, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "max": torch.maximum,
-    "min": torch.minimum,
 }
 
 

@@ -23,6 +23,9 @@ from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 Send = Callable[[StepResult], object]
 Computing = Callable[[], AbstractContextManager[None]]
 
+_ENDS_WITHIN_S = 10.0
+"""After the last plan the results of those in flight. A device that answers no more is not waited for."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -82,7 +85,11 @@ class PlansAhead:
 
     def __exit__(self, *_: object) -> None:
         self._launched.put(None)
-        self._thread.join()
+        self._thread.join(_ENDS_WITHIN_S)
+        if self._thread.is_alive():
+            logger.error(
+                "the device has not answered for %.0f s; this process ends without its results", _ENDS_WITHIN_S
+            )
 
     def compute(self, plan: StepPlan) -> None:
         with self._lock, self._computing():

@@ -35,8 +35,12 @@ class Transfers(Protocol):
         issued."""
         ...
 
+    def copy_into(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        """As ``to_device``, into a tensor of the device."""
+        ...
+
     def to_host(self, values: torch.Tensor) -> HostCopy:
-        """Of what the operations issued so far make of ``values``. These must not change afterwards."""
+        """Of what the operations issued so far make of ``values``, which later ones may change."""
         ...
 
 
@@ -51,13 +55,16 @@ class PlainTransfers:
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.device)
 
+    def copy_into(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        target.copy_(values)
+
     def to_host(self, values: torch.Tensor) -> HostCopy:
         return _Here(values)
 
 
 class _Here:
     def __init__(self, values: torch.Tensor) -> None:
-        self._values = values
+        self._values = values.to("cpu", copy=True)
 
     def wait(self) -> torch.Tensor:
-        return self._values.cpu()
+        return self._values

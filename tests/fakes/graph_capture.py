@@ -4,32 +4,159 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
+from mmserve.model_backend.attention.interface import (
+    CAUSAL,
+    UNTURNED,
+    AttentionInput,
+    AttentionSpec,
+    HeadTurn,
+    Mask,
+    StepLimits,
+)
+from mmserve.model_backend.attention.sdpa import SdpaAttention, SdpaMetadata
 from mmserve.model_backend.platforms.cuda.graphs.capture import Captured
+from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
+from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
+from mmserve.model_backend.platforms.sampling import TorchSampling
+from mmserve.model_backend.transfers import Transfers
+from tests.fakes.late_device import LateDevice, LatePlatform
+
+T = TypeVar("T")
 
 
 class Recorder:
-    """See ``cuda.graphs.capture.Capture``. ``fails``: as work that waits for the device, which cannot be captured.
-
-    ``most_rows``: memory runs out for graphs of more."""
+    """See ``cuda.graphs.capture.Capture``, for work that makes a tuple of tensors. ``fails``: as work that waits for
+    the device, which cannot be captured. ``most_rows``: memory runs out for graphs of more."""
 
     def __init__(self, *, fails: bool = False, most_rows: int = sys.maxsize) -> None:
         self.num_captures = self.num_replays = 0
-        self._fails, self._most_rows = fails, most_rows
+        self._fails, self.most_rows = fails, most_rows
 
-    def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
+    def __call__(self, work: Callable[[], Any]) -> Captured[Any]:
         output = work()
         if self._fails:
             raise RuntimeError("operation not permitted when stream is capturing")
-        if len(output) > self._most_rows:
+        if len(output[0]) > self.most_rows:
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.num_captures += 1
 
         def replay() -> None:
             self.num_replays += 1
-            output.copy_(work())
+            for kept, made in zip(output, work(), strict=True):
+                kept.copy_(made)
 
-        output.fill_(torch.nan)  # a capture computes nothing
+        for each in output:
+            each.fill_(-9)  # a capture computes nothing
         return Captured(replay, output)
+
+
+class LateCapture:
+    """See ``cuda.graphs.capture.Capture``, on a device that computes late: the operations are kept, not the code that
+    issued them, so that a replay is one launch and knows nothing of the host."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
+        self.num_replays = 0
+
+    def __call__(self, work: Callable[[], T]) -> Captured[T]:
+        output, compute = self._device.record(work)
+
+        def replay() -> None:
+            self.num_replays += 1
+            self._device.put(compute)
+
+        return Captured(replay, output)
+
+
+class OneLaunch(TorchSampling):
+    """Torch's operations count as one kernel."""
+
+    in_graphs = True
+
+
+class LateGraphs(LatePlatform):
+    """A late device that captures decode steps."""
+
+    def __init__(self, queue: LateDevice) -> None:
+        super().__init__(queue)
+        self.capture = LateCapture(queue)
+
+    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> StaticSdpa:
+        return StaticSdpa(spec, self.dtype, self.device, self.transfers())
+
+    def sampling(self) -> OneLaunch:
+        return OneLaunch(self.transfers())
+
+    def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
+        return CapturedDecodes(parts, self.transfers(), self.capture) if parts.rungs else None
+
+
+class StaticRows(NamedTuple):
+    """A step of single rows, in a tensor that stays where it is: by row where each token of its context is stored,
+    where its own is, and the length; 0 behind the rows of the step."""
+
+    numbers: torch.Tensor
+    """int64 [rows, context + 2]."""
+
+
+class StaticSdpa(SdpaAttention):
+    """Torch's attention. A step of single rows can be captured, as on Triton's kernels."""
+
+    supports_graphs = True
+
+    def builder(self, limits: StepLimits) -> Any:
+        return _StaticBuilder(super().builder(limits), limits, self._transfers)
+
+    def graph_key(self, metadata: Any) -> Any:
+        return "static" if isinstance(metadata, StaticRows) else None
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        layer_kv: torch.Tensor,
+        metadata: Any,
+        mask: Mask = CAUSAL,
+        turn: HeadTurn = UNTURNED,
+    ) -> torch.Tensor:
+        if not isinstance(metadata, StaticRows):
+            return super().forward(q, kv, layer_kv, metadata, mask, turn)
+        rows = metadata.numbers[: len(q)]
+        context, own, lengths = rows[:, :-2], rows[:, -2], rows[:, -1:]
+        tokens = layer_kv.flatten(0, 1)
+        # Rows behind the step store what the first one does, where it does.
+        tokens.index_copy_(0, own, torch.where(lengths[:, :, None, None] > 0, kv, kv[:1]))
+        keys, values = tokens.index_select(0, context.reshape(-1)).unflatten(0, context.shape).unbind(2)
+        seen = torch.arange(context.shape[1], device=q.device) < lengths.clamp(min=1)
+        heads = q.unflatten(1, (self._spec.num_kv_heads, -1))
+        out = F.scaled_dot_product_attention(
+            heads, keys.transpose(1, 2), values.transpose(1, 2), seen[:, None, None], scale=self._spec.scale
+        )
+        return out.flatten(1, 2)
+
+
+class _StaticBuilder:
+    def __init__(self, other: Any, limits: StepLimits, transfers: Transfers) -> None:
+        self._other, self._limits, self._transfers = other, limits, transfers
+        width = limits.max_blocks * limits.block_tokens + 2
+        self._numbers = torch.zeros(limits.max_seqs, width, dtype=torch.int64, device=transfers.device)
+
+    def build(self, step: AttentionInput) -> StaticRows | SdpaMetadata:
+        if (step.counts > 1).any() or len(step.counts) > len(self._numbers):
+            made: SdpaMetadata = self._other.build(step)
+            return made
+        numbers = np.zeros(tuple(self._numbers.shape), dtype=np.int64)
+        numbers[:, -2] = step.slot_mapping[0]
+        size = self._limits.block_tokens
+        for row, (slot, start) in enumerate(zip(step.slots, step.starts, strict=True)):
+            positions = np.arange(start + 1)
+            numbers[row, : start + 1] = step.block_tables[slot, positions // size] * size + positions % size
+            numbers[row, -2:] = step.slot_mapping[row], start + 1
+        self._transfers.copy_into(self._numbers, torch.from_numpy(numbers))
+        return StaticRows(self._numbers)

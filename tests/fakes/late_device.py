@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mmserve.model_backend.platforms.reference import TorchPlatform
 
+T = TypeVar("T")
 DEVICE, _HOST = torch.device("meta"), torch.device("cpu")
 """What the tensors say: they have shapes, and no memory that the host could read."""
 
@@ -60,6 +61,12 @@ class LateDevice(TorchDispatchMode):
         self.loading = True
         self._queue: deque[Callable[[], None]] = deque()
         self._computing = threading.RLock()
+        self.among_others = False
+        """Its collectives end when another device has come to them, which must not keep this one's host waiting."""
+        self.num_waits = 0
+        """Of the host, for copies of what the device computes."""
+        self.num_launches = 0
+        """Copies and kernels. A view of a tensor is none."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -75,7 +82,7 @@ class LateDevice(TorchDispatchMode):
         with torch.inference_mode(mode=False), torch.no_grad():
             shapes = function(*tree_map(_shape_only, args), **tree_map(_shape_only, kwargs))
             made = tree_map(lambda each: self._late(each, known), shapes)
-        self.put(lambda: _compute(function, args, kwargs, made))
+        self.put(lambda: _compute(function, args, kwargs, made), launches=not _is_view(function))
         if self.loading:
             self.finish()
         return made
@@ -86,8 +93,24 @@ class LateDevice(TorchDispatchMode):
             return leaf
         return known[id(leaf)] if id(leaf) in known else LateTensor(self, leaf)
 
-    def put(self, work: Callable[[], None]) -> None:
+    def put(self, work: Callable[[], None], *, launches: bool = True) -> None:
+        self.num_launches += launches
         self._queue.append(work)
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """What ``work`` returns, and what computes all that it would have queued, as often as wanted."""
+        queue, num_launches, recorded = self._queue, self.num_launches, deque[Callable[[], None]]()
+        self._queue = recorded
+        try:
+            made = work()
+        finally:
+            self._queue, self.num_launches = queue, num_launches
+
+        def compute() -> None:
+            for each in recorded:
+                each()
+
+        return made, compute
 
     @torch.inference_mode()
     def finish(self, until: Callable[[], bool] = lambda: False) -> None:
@@ -95,6 +118,10 @@ class LateDevice(TorchDispatchMode):
         with self._computing:
             while self._queue and not until():
                 self._queue.popleft()()
+
+    def compute_meanwhile(self) -> None:
+        """Compute what is queued in a thread of its own, as a GPU does while its host waits."""
+        threading.Thread(target=self.finish, daemon=True).start()
 
     @property
     def num_queued(self) -> int:
@@ -112,6 +139,11 @@ class _InAnotherThread(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._device.__torch_dispatch__(function, types, args, kwargs)
+
+
+def _is_view(function: Any) -> bool:
+    aliases = [each.alias_info for each in function._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _shape_only(leaf: Any) -> Any:
@@ -143,8 +175,15 @@ class LateTransfers:
 
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         assert type(values) is torch.Tensor, "a tensor of the host"
+        self._queue.num_launches += 1
         with _disable_current_modes():
             return LateTensor(self._queue, torch.empty_like(values, device=DEVICE), values.clone())
+
+    def copy_into(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        assert isinstance(target, LateTensor)
+        assert type(values) is torch.Tensor, "a tensor of the host"
+        copy = values.clone()
+        self._queue.put(lambda: _real(target).copy_(copy))
 
     def to_host(self, values: torch.Tensor) -> _LateCopy:
         assert isinstance(values, LateTensor)
@@ -155,14 +194,21 @@ class _LateCopy:
     def __init__(self, queue: LateDevice, values: LateTensor) -> None:
         self._queue, self._values = queue, values
         self._host: torch.Tensor | None = None
+        self._done = threading.Event()
         queue.put(self._copy)
 
     def _copy(self) -> None:
         assert self._values.numbers is not None
         self._host = self._values.numbers.clone()
+        self._done.set()
 
     def wait(self) -> torch.Tensor:
-        self._queue.finish(lambda: self._host is not None)
+        self._queue.num_waits += 1
+        if self._queue.among_others:
+            self._queue.compute_meanwhile()
+            self._done.wait()
+        else:
+            self._queue.finish(self._done.is_set)
         assert self._host is not None
         return self._host
 

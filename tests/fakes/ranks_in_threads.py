@@ -6,7 +6,7 @@ A collective that not all ranks enter breaks the barrier after a minute, and eve
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,8 +59,11 @@ class ThreadGroup(TpGroup):
     def max(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._reduced(tensor, lambda all_ranks: all_ranks.amax(dim=0))
 
-    def min(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._reduced(tensor, lambda all_ranks: all_ranks.amin(dim=0))
+    def worst(self, numbers: Sequence[int]) -> list[int]:
+        return self.max(torch.tensor(numbers)).tolist()
+
+    def told(self, number: int) -> int:
+        return int(self.broadcast(torch.tensor(number)))
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._reduced(tensor, lambda all_ranks: all_ranks[0])

@@ -37,16 +37,16 @@ def runner_and_answers(directory: Path, *, enforce_eager: bool) -> tuple[object,
         driver.step()
         for sequence in [each for each in driver.running if len(each.output) >= 4 + 3 * each.slot]:
             driver.drop(sequence)
-    return runner._executor, [sequence.output for sequence in running]
+    return runner._graphs, [sequence.output for sequence in running]
 
 
 def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path) -> None:
-    from mmserve.model_backend.platforms.cuda.graphs.executor import GraphExecutor
+    from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
 
     directory = make_llama(tmp_path, head_dim=16)
     replaying, found = runner_and_answers(directory, enforce_eager=False)
     launching, expected = runner_and_answers(directory, enforce_eager=True)
-    assert isinstance(replaying, GraphExecutor)
-    assert not isinstance(launching, GraphExecutor)
+    assert isinstance(replaying, CapturedDecodes)
+    assert launching is None
     assert tuple(replaying.rungs) == ladder(6), "no capture has failed"
     assert found == expected

@@ -15,7 +15,7 @@ def on_card_nbytes(config: Config, model: ModelSpec, dtype: Dtype) -> int:
     step = gpu_memory.step_nbytes(rows, text.hidden_size, max(text.intermediate_sizes), config.tp, size)
     step = max(step, gpu_memory.sampler_nbytes(config.max_num_seqs, text.vocab_size))
     rungs = () if config.enforce_eager else ladder(config.max_num_seqs)
-    of_rank = gpu_memory.CONTEXT_NBYTES + step + gpu_memory.graphs_nbytes(rungs, step, rows)
+    of_rank = gpu_memory.CONTEXT_NBYTES + step + gpu_memory.graphs_nbytes(rungs, step, rows, text.vocab_size)
     if (vision := model.vision) is None:
         return of_rank
     images = config.visual_batch_size or gpu_memory.BATCH_IMAGES

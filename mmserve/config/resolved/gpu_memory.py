@@ -16,6 +16,8 @@ _MARGIN_NBYTES, _MARGIN_PART = 256 * _MIB, 100
 """Left free beside the part that the server may not take: so many bytes, and one hundredth of the card."""
 _GRAPH_NBYTES = 8 * _MIB
 """Of one captured graph beside its intermediate results, which all graphs share. Not measured on a card yet."""
+_GRAPH_LOGIT_NBYTES = 12
+"""Of each number of the largest graph's logits: itself, a copy in float32, and where a step's logits stay."""
 _SAMPLER_NBYTES = 32
 """Of each number of the logits: a copy in float32, weights, sorted values, and two sums in int64."""
 _TOWER_ROOM = 8, 3
@@ -62,11 +64,12 @@ def least_card_nbytes(needed_nbytes: int, utilization: float) -> int:
     return int((needed_nbytes + _MARGIN_NBYTES) / max(1e-3, utilization - 1 / _MARGIN_PART)) + 1
 
 
-def graphs_nbytes(rungs: Sequence[int], step_nbytes: int, step_rows: int) -> int:
+def graphs_nbytes(rungs: Sequence[int], step_nbytes: int, step_rows: int, vocab_size: int) -> int:
     """Of the graphs of these numbers of rows. ``step_nbytes``: that a step of ``step_rows`` computes in."""
     if not rungs:
         return 0
-    return len(rungs) * _GRAPH_NBYTES + -(-step_nbytes * max(rungs) // step_rows)
+    logits = _GRAPH_LOGIT_NBYTES * max(rungs) * vocab_size
+    return len(rungs) * _GRAPH_NBYTES + -(-step_nbytes * max(rungs) // step_rows) + logits
 
 
 def sampler_nbytes(max_num_seqs: int, vocab_size: int) -> int:

@@ -129,7 +129,7 @@ class Decoder(nn.Module):
         positions: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: Any,
-        logits_indices: torch.Tensor,
+        logits_indices: torch.Tensor | None,
         deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """The last layer computes K and V for all rows, and the rest for the rows whose logits are needed."""

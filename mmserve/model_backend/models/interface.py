@@ -69,14 +69,14 @@ class DecoderModel(Protocol):
         positions: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: Any,
-        logits_indices: torch.Tensor,
+        logits_indices: torch.Tensor | None,
         deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """[T, hidden] -> [S, hidden] of the rows whose logits are needed.
 
         positions: int64 [axes, T], or [1, T] where all axes agree.
-        kv_cache: [layers, *kv_shape]. metadata: of the attention backend. logits_indices: int64 [S], ascending.
-        Overwrites ``hidden``.
+        kv_cache: [layers, *kv_shape]. metadata: of the attention backend. logits_indices: int64 [S], ascending, or None
+        for all. Overwrites ``hidden``.
         """
         ...
 

@@ -6,8 +6,8 @@ Chosen once, when a rank or a visual server starts. Layers and models get its pa
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
@@ -22,25 +22,13 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
+from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.model_backend.transfers import Transfers
 
 
-class Graphs(NamedTuple):
-    """What decode steps may be captured for."""
-
-    attention: AttentionBackend[Any]
-    rungs: Sequence[int]
-    """Numbers of rows, ascending; empty: none."""
-
-
 class ForwardExecutor(Protocol):
-    """Runs all layers of a model for one step: eagerly, as one compiled call, or as a captured graph."""
-
-    @property
-    def rungs(self) -> Sequence[int]:
-        """Numbers of rows that should be computed once before requests come, ascending: each has a graph of its own."""
-        ...
+    """Runs all layers of a model for one step: eagerly, or as one compiled call."""
 
     def forward(
         self,
@@ -100,10 +88,16 @@ class Platform(Protocol):
         """``kv_dtype``: of the KV cache, which may have fewer bits than ``dtype``."""
         ...
 
-    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
-        """For a model whose weights have finished loading; they must not be replaced afterwards.
+    def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
+        """For a model whose weights have finished loading; they must not be replaced afterwards."""
+        ...
 
-        ``graphs``: for a device that captures steps."""
+    def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
+        """For the same. None: this device, or this model, captures no steps."""
+        ...
+
+    def with_fastest_sums(self, tp: TpGroup) -> TpGroup:
+        """The same ranks, which add up in the fastest way that this device has. All of them call it together."""
         ...
 
     def sampling(self) -> TokenSampling: ...

@@ -25,7 +25,8 @@ from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMe
 from mmserve.model_backend.layers.ops import Activation, FeedForward, Ops
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
-from mmserve.model_backend.platforms.interface import ForwardExecutor, Graphs
+from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
+from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.sampling import TokenSampling, TorchSampling
 from mmserve.model_backend.transfers import PlainTransfers, Transfers
 from mmserve.runtime.errors import StartupError
@@ -141,8 +142,6 @@ class PlainLinear:
 class EagerExecutor:
     """Runs a model layer by layer."""
 
-    rungs: Sequence[int] = ()
-
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
 
@@ -206,8 +205,14 @@ class TorchPlatform:
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
         return SdpaAttention(spec, self.dtype, self.device, self.transfers())
 
-    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
+    def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
         return EagerExecutor(model)
+
+    def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
+        return None
+
+    def with_fastest_sums(self, tp: TpGroup) -> TpGroup:
+        return tp
 
     def sampling(self) -> TokenSampling:
         return TorchSampling(self.transfers())

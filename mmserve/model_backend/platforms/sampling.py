@@ -61,6 +61,10 @@ class Draw(NamedTuple):
         return self.scale, max(self.top_k, 0), self.top_p, self.min_weight, *halves
 
 
+GREEDY = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, key=0)
+NUM_DRAW_NUMBERS = len(GREEDY.numbers)
+
+
 class TokenSampling(Protocol):
     """Logits are float32 [S, vocab]. Does not wait for the device."""
 
@@ -84,9 +88,21 @@ class TokenSampling(Protocol):
         """
         ...
 
+    @property
+    def in_graphs(self) -> bool:
+        """True if ``choose_by`` is one launch, which can be captured in a CUDA graph."""
+        ...
+
+    def choose_by(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """As ``choose`` without bans. ``logits``: of any dtype; they stay as they are. ``numbers``: ``Draw.numbers`` of
+        each row on the device, float64 [S, 6]."""
+        ...
+
 
 class TorchSampling:
     """See ``TokenSampling``. The reference, for any device."""
+
+    in_graphs = False
 
     def __init__(self, transfers: Transfers | None = None) -> None:
         self._transfers = transfers or PlainTransfers(torch.device("cpu"))
@@ -113,21 +129,47 @@ class TorchSampling:
         chosen.masked_fill_(~torch.isfinite(largest) if may_ban else ~self.finite(logits), NOT_FINITE)
         return chosen.masked_fill_(largest == float("-inf"), NO_TOKEN_ALLOWED) if may_ban else chosen
 
+    def choose_by(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        copy = logits.to(torch.float32, copy=True)
+        chosen, finite = copy.argmax(dim=-1), self.finite(copy)
+        drawn = _drawn(copy, numbers, _Cuts(top_k=True, top_p=True, min_p=True))
+        return torch.where(numbers[:, 0] > 0, drawn, chosen).masked_fill_(~finite, NOT_FINITE)
+
     def _draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-        """int64 [R] from float32 [R, vocab], which it overwrites: weights, top-k, top-p, min-p, Gumbel-max."""
-        columns = self._numbers(draws)
-        scale, top_k, top_p, min_weight = (columns[:, index, None] for index in range(4))
-        weights = _weights_(logits, scale.float())
-        if any(draw.top_k > 0 for draw in draws):
-            weights.masked_fill_(weights < kth_largest(weights, top_k.long()), 0)
-        if any(draw.top_p < 1 for draw in draws):
-            weights.masked_fill_(weights < nucleus_floor(weights, _needed(weights, top_p)), 0)
-        if any(draw.min_p > 0 for draw in draws):
-            weights.masked_fill_(weights < min_weight.float(), 0)
-        return gumbel.draw(weights, columns[:, 4:].long())
+        """int64 [R] from float32 [R, vocab], which it overwrites."""
+        return _drawn(logits, self._numbers(draws), _Cuts.of(draws))
 
     def _numbers(self, draws: Sequence[Draw]) -> torch.Tensor:
         return self._transfers.to_device(torch.tensor([draw.numbers for draw in draws], dtype=torch.float64))
+
+
+class _Cuts(NamedTuple):
+    """Those that some row has."""
+
+    top_k: bool
+    top_p: bool
+    min_p: bool
+
+    @classmethod
+    def of(cls, draws: Sequence[Draw]) -> _Cuts:
+        return cls(
+            any(draw.top_k > 0 for draw in draws),
+            any(draw.top_p < 1 for draw in draws),
+            any(draw.min_p > 0 for draw in draws),
+        )
+
+
+def _drawn(logits: torch.Tensor, numbers: torch.Tensor, cuts: _Cuts) -> torch.Tensor:
+    """int64 [R] from float32 [R, vocab], which it overwrites: weights, top-k, top-p, min-p, Gumbel-max."""
+    scale, top_k, top_p, min_weight = (numbers[:, index, None] for index in range(4))
+    weights = _weights_(logits, scale.float())
+    if cuts.top_k:
+        weights.masked_fill_(weights < kth_largest(weights, top_k.long()), 0)
+    if cuts.top_p:
+        weights.masked_fill_(weights < nucleus_floor(weights, _needed(weights, top_p)), 0)
+    if cuts.min_p:
+        weights.masked_fill_(weights < min_weight.float(), 0)
+    return gumbel.draw(weights, numbers[:, 4:].long())
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:

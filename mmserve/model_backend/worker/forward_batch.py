@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.attention.interface import AttentionInput, MetadataBuilder
+from mmserve.model_backend.platforms.decode_graphs import SAMPLED_HERE, DecodeRows
 from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.worker.input_batch import InputBatch, Int64s
 from mmserve.model_backend.worker.prompt_outputs import PromptOutputs, select_outputs
+
+VIRTUAL = -2
+"""In place of the id of an image's row."""
 
 
 @dataclass(frozen=True)
@@ -27,35 +32,69 @@ class ForwardBatch:
     steps: tuple[SequenceStep, ...]
     first_rows: tuple[int, ...]
     """Index of each step's first row."""
-    token_ids: torch.Tensor
-    """int64 [T]; 0 in place of virtual ids."""
-    positions: torch.Tensor
-    """int64 [axes, T] or [1, T], for rotary embedding."""
+    slots: Int64s
+    """[T]: of each row."""
+    token_ids: Int64s
+    """[T]: VIRTUAL in place of virtual ids; SAMPLED_HERE where ``last_token`` holds the id."""
+    positions: Int64s
+    """[axes, T] or [1, T], for rotary embedding."""
     metadata: Any
     """The attention backend's, for all layers."""
     sample_slots: tuple[int, ...]
     """The slot of each row that is sampled from: of the last row of a step's tokens, and of those of its draft."""
     drafts: dict[int, tuple[int, ...]]
     """Slot -> draft, for slots that have one."""
-    logits_indices: torch.Tensor
-    """int64 [S], ascending: the rows that are sampled from, and rows that ``prompt_outputs`` wants."""
+    output_rows: Int64s
+    """[S] ascending: the rows that are sampled from, and rows that ``prompt_outputs`` wants."""
     prompt_outputs: PromptOutputs | None
     """None: all outputs are sampled from."""
+
+    @property
+    def decodes(self) -> DecodeRows | None:
+        """What it computes, if that is one token of text of each sequence."""
+        single = len(self.steps) == len(self.token_ids) and len(self.positions) == 1
+        if not single or self.prompt_outputs is not None or (self.token_ids == VIRTUAL).any():
+            return None
+        return DecodeRows(self.slots, self.token_ids, self.positions[0], self.output_rows)
+
+    def on_device(self, last_token: torch.Tensor, transfers: Transfers) -> RowTensors:
+        """``last_token``: int64, by slot the token that it sampled last."""
+        ids, positions, outputs = self.token_ids, self.positions, self.output_rows
+        to_device = partial(_to_device, transfers)
+        here = np.flatnonzero(ids == SAMPLED_HERE)
+        if len(here) == len(ids):
+            token_ids = last_token.index_select(0, to_device(self.slots))
+        else:
+            token_ids = to_device(ids.clip(min=0))
+            if len(here):
+                rows, slots = to_device(np.stack([here, self.slots[here]]))
+                token_ids.index_copy_(0, rows, last_token.index_select(0, slots))
+        return RowTensors(token_ids, to_device(positions), to_device(outputs))
+
+
+class RowTensors(NamedTuple):
+    """Of a batch, on the device."""
+
+    token_ids: torch.Tensor
+    """int64 [T]; 0 in place of virtual ids."""
+    positions: torch.Tensor
+    """int64 [axes, T] or [1, T]."""
+    logits_indices: torch.Tensor
+    """int64 [S]."""
+
+
+def _to_device(transfers: Transfers, values: Int64s) -> torch.Tensor:
+    return transfers.to_device(torch.from_numpy(values))
 
 
 def build_forward_batch(
     input_batch: InputBatch,
     steps: Sequence[SequenceStep],
-    last_token: torch.Tensor,
     vocab_size: int,
     builder: MetadataBuilder[Any],
     transfers: Transfers,
 ) -> ForwardBatch:
-    """Tensors on the device of ``last_token``: int64 [slots], the token that each slot sampled last.
-
-    Rows of tokens that were sampled in an earlier step read ``last_token``, so their ids need not be known on the
-    host. At least one step.
-    """
+    """At least one step. The ids of tokens that were sampled in an earlier step need not be known on the host."""
     singles = sorted((step for step in steps if _is_single(step)), key=lambda step: -step.start)
     ordered = (*singles, *(step for step in steps if not _is_single(step)))
     drafts = {step.slot: step.draft for step in ordered[len(singles) :] if step.draft}
@@ -72,20 +111,21 @@ def build_forward_batch(
         num_sampled = np.array([1 + len(ordered[index].draft) for index in sampling])
         sample_slots = tuple(np.repeat(sample_slots, num_sampled).tolist())
         sampling_rows = _last_rows(sampling_rows, num_sampled)
-    slot_mapping = input_batch.slot_mapping(np.repeat(slots, counts), indices)
+    row_slots = np.repeat(slots, counts)
+    slot_mapping = input_batch.slot_mapping(row_slots, indices)
     image_ends = _image_ends(input_batch, ordered, first_rows, indices) if input_batch.whole_images else None
     rotary = input_batch.rotary_positions.of_rows(slots, starts, counts, indices)
     output_rows, prompt_outputs = select_outputs(input_batch, ordered, first_rows, sampling_rows, vocab_size, transfers)
-    positions_, logits_indices = (transfers.to_device(torch.from_numpy(values)) for values in (rotary, output_rows))
     return ForwardBatch(
         steps=ordered,
         first_rows=tuple(first_rows.tolist()),
-        token_ids=_token_ids(input_batch, ordered, last_token, vocab_size, transfers),
-        positions=positions_,
+        slots=row_slots,
+        token_ids=_token_ids(input_batch, ordered, vocab_size),
+        positions=rotary,
         metadata=builder.build(AttentionInput(slots, starts, counts, input_batch.blocks, slot_mapping, image_ends)),
         sample_slots=sample_slots,
         drafts=drafts,
-        logits_indices=logits_indices,
+        output_rows=output_rows,
         prompt_outputs=prompt_outputs,
     )
 
@@ -117,33 +157,18 @@ def _image_ends(
     return ends
 
 
-def _token_ids(
-    input_batch: InputBatch,
-    steps: Sequence[SequenceStep],
-    last_token: torch.Tensor,
-    vocab_size: int,
-    transfers: Transfers,
-) -> torch.Tensor:
-    """int64 [T]: tokens that were sampled here from ``last_token``, all others from the host."""
+def _token_ids(input_batch: InputBatch, steps: Sequence[SequenceStep], vocab_size: int) -> Int64s:
+    """See ``ForwardBatch``."""
     parts: list[Int64s] = []
-    sampled_rows, sampled_slots = [], []
-    for row, step in enumerate(steps):
+    for step in steps:
         if _is_single(step) and step.start >= input_batch[step.slot].num_given:
-            sampled_rows.append(row)  # steps of one token come first: index of the step = index of its row
-            sampled_slots.append(step.slot)
-            parts.append(_UNKNOWN)
-        else:
-            parts.append(input_batch[step.slot].chunk(step.start, step.num_tokens))
-            if step.draft:
-                parts.append(np.array(step.draft, dtype=np.int64))
-    if len(sampled_rows) == len(steps):
-        return last_token.index_select(0, transfers.to_device(torch.tensor(sampled_slots)))
-    ids = np.concatenate(parts)
-    token_ids = transfers.to_device(torch.from_numpy(np.where(ids < vocab_size, ids, 0)))
-    if sampled_rows:
-        rows, slots = transfers.to_device(torch.tensor([sampled_rows, sampled_slots]))
-        token_ids.index_copy_(0, rows, last_token.index_select(0, slots))
-    return token_ids
+            parts.append(_SAMPLED_HERE)
+            continue
+        ids = input_batch[step.slot].chunk(step.start, step.num_tokens)
+        parts.append(np.where(ids < vocab_size, ids, VIRTUAL))
+        if step.draft:
+            parts.append(np.array(step.draft, dtype=np.int64))
+    return np.concatenate(parts)
 
 
-_UNKNOWN: Int64s = np.zeros(1, dtype=np.int64)
+_SAMPLED_HERE: Int64s = np.full(1, SAMPLED_HERE)

@@ -42,7 +42,7 @@ def allocate(
     if deployment.kv_tokens is not None:
         num_blocks = deployment.kv_tokens // block_tokens
         if deployment.config.nnodes > 1:  # machines with different memory
-            num_blocks = _agreed(num_blocks, tp, platform)
+            num_blocks = _agreed(num_blocks, tp)
     else:
         nbytes = block_nbytes(num_layers, dtype, attention, block_tokens) + draft_block_nbytes
         num_blocks = _blocks_that_fit(deployment, tp, platform, block_tokens, nbytes, share())
@@ -87,9 +87,9 @@ def _blocks_that_fit(
         *(nbytes / MIB for nbytes in (room, card.total_nbytes, card.used_nbytes, *share)),
         ranks,
     )
-    return _agreed(min(room // block_nbytes, useful), tp, platform)
+    return _agreed(min(room // block_nbytes, useful), tp)
 
 
-def _agreed(num_blocks: int, tp: TpGroup, platform: Platform) -> int:
+def _agreed(num_blocks: int, tp: TpGroup) -> int:
     """The smallest of all ranks' numbers."""
-    return int(tp.min(torch.tensor([num_blocks], device=platform.device)).item())
+    return -tp.worst([-num_blocks])[0]

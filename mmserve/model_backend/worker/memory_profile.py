@@ -39,7 +39,8 @@ def rank_share(
 ) -> RankShare:
     """What this rank's steps need of its device."""
     step_nbytes = step_peak_nbytes(deployment, model, platform, attention, block_tokens)
-    return RankShare(step_nbytes, graphs_nbytes(rungs, step_nbytes, deployment.config.max_num_batched_tokens))
+    rows, vocab_size = deployment.config.max_num_batched_tokens, deployment.model.text.vocab_size
+    return RankShare(step_nbytes, graphs_nbytes(rungs, step_nbytes, rows, vocab_size))
 
 
 def step_peak_nbytes(

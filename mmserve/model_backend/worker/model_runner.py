@@ -1,8 +1,8 @@
 """Runs step plans on one rank: ``launch`` issues a plan, ``collect`` returns its tokens.
 
 All ranks run the same plans and must call the same collectives. So a problem of one sequence is handled in one of three
-ways: all ranks find it by the same check and leave the sequence out; or the ranks agree on it (step_errors); or rank 0
-finds it, and the broadcast of the tokens has a negative number in place of the sequence's token.
+ways: all ranks find it by the same check and leave the sequence out; or their hosts tell each other (step_errors); or
+rank 0 finds it, and the broadcast of the tokens has a negative number in place of the sequence's token.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ from mmserve.model_backend.loader.load import load_decoder
 from mmserve.model_backend.loader.registry import positions_of
 from mmserve.model_backend.loader.weights import Progress
 from mmserve.model_backend.models.interface import DeepStackRows
+from mmserve.model_backend.platforms.decode_graphs import Decoded, GraphParts
 from mmserve.model_backend.platforms.device import KV_DTYPES
-from mmserve.model_backend.platforms.interface import Graphs, Platform
+from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.drafting.draft_model import DraftModel
 from mmserve.model_backend.worker.drafting.proposals import Proposals
 from mmserve.model_backend.worker.embedding_source import EmbeddingSource
-from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
+from mmserve.model_backend.worker.forward_batch import ForwardBatch, RowTensors, build_forward_batch
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.in_flight import InFlight
 from mmserve.model_backend.worker.input_batch import InputBatch
 from mmserve.model_backend.worker.memory_profile import graph_rungs, rank_share
 from mmserve.model_backend.worker.prompt_outputs import PromptResults, compute_prompt_results
-from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
-from mmserve.model_backend.worker.sampling.grammar_masks import GrammarMasks
-from mmserve.model_backend.worker.sampling.sampler import Sampler
+from mmserve.model_backend.worker.sampling.make_sampler import make_sampler
 from mmserve.model_backend.worker.step_errors import StepErrors
 from mmserve.model_backend.worker.step_splitting import StepError, compute_in_parts
 from mmserve.model_backend.worker.token_sampling import TokenSampling
@@ -52,6 +51,8 @@ class _Computed(NamedTuple):
     unread: list[SlotFailure]
     logits: torch.Tensor | None = None
     """[S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
+    decoded: Decoded | None = None
+    """By a captured step."""
     prompts: PromptResults | None = None
     """On rank 0, if a sequence asks for something of its prompt."""
 
@@ -104,7 +105,7 @@ class ModelRunner:
         )
         limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
         self._metadata_builder = self._attention.builder(limits)
-        self._executor = platform.executor(self._model, limits, Graphs(self._attention, rungs))
+        self._executor = platform.executor(self._model, limits)
         self._progress = progress
         streams = 1 if spec.vision is None else spec.vision.streams
         self._image_writer = ImageEmbeddingWriter(embeddings, spec.text.hidden_size, tp, platform, streams)
@@ -113,9 +114,17 @@ class ModelRunner:
             draft.allocate(self._input_batch, self.num_blocks, limits)
         self._has_draft_model = deployment.draft is not None
         self._proposals = Proposals(draft, tp, self._errors, platform.device)
-        sampler = _sampler(deployment, platform) if tp.rank == 0 else None
+        choice = platform.sampling() if tp.rank == 0 else None
+        sampler = None if choice is None else make_sampler(deployment, platform.transfers(), choice)
         self._transfers = platform.transfers()
         self._sampling = TokenSampling(sampler, tp, self._errors, self._transfers, config.max_num_seqs)
+        self._graphs = platform.decode_graphs(
+            GraphParts(
+                *(self._model, self._attention, self._kv, self._sampling.last_token, choice, tp, rungs),
+                vocab_size=self._vocab_size,
+                dtype=platform.dtype,
+            )
+        )
         self.faults = NO_FAULTS
         self._collected_s = 0.0
         """When the last plan was collected."""
@@ -128,7 +137,7 @@ class ModelRunner:
         """Compute once, so that no request pays for first calls, and time a chunk. Raises StartupError."""
         warm_up = WarmUp(self.step, self._tp, self._platform.device, self.block_tokens)
         warm_up.first_steps(with_draft=self._has_draft_model)
-        warm_up.graphs(self._executor.rungs, self.num_blocks, self._progress)
+        warm_up.graphs(self._graphs.rungs if self._graphs else (), self.num_blocks, self._progress)
         return warm_up.time_chunk(self._max_chunk_tokens, self._max_step_s)
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -139,10 +148,10 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> InFlight:
         """Apply the plan's changes and issue its steps, without waiting for the result of an earlier plan.
 
-        Steps read tokens that earlier plans sampled from ``last_token`` on the device. Four exceptions read the
+        Steps read tokens that earlier plans sampled from ``last_token`` on the device. Three exceptions read the
         device: a step with images waits for its copies; a step whose logits processors count tokens, and a plan that
-        brings tokens or drafts, wait until the tokens of earlier plans are known; with several ranks a step waits for
-        its own tokens. Plans must be collected in the order in which they were launched.
+        brings tokens or drafts, wait until the tokens of earlier plans are known. Ranks wait for each other's hosts
+        alone. Plans must be collected in the order in which they were launched.
         """
         in_flight = InFlight(plan.step_id, time.perf_counter())
         if any(step.token_ids or step.draft or step.num_proposed for step in plan.steps):
@@ -231,7 +240,9 @@ class ModelRunner:
         sequences = [self._input_batch[slot] for slot in batch.sample_slots]
         error = None
         if sequences:
-            error = self._sampling.sample(batch.sample_slots, sequences, batch.drafts, computed.logits, in_flight)
+            error = self._sampling.sample(
+                batch.sample_slots, sequences, batch.drafts, computed.logits, in_flight, computed.decoded
+            )
         if computed.prompts is not None and error is None:
             in_flight.prompts.append(computed.prompts)
         return error
@@ -241,7 +252,6 @@ class ModelRunner:
         return build_forward_batch(
             self._input_batch,
             steps,
-            self._sampling.last_token,
             self._vocab_size,
             self._metadata_builder,
             self._transfers,
@@ -249,13 +259,27 @@ class ModelRunner:
 
     def _compute(self, batch: ForwardBatch) -> _Computed:
         """The forward pass, or the steps that every rank must leave out because images could not be read."""
-        hidden = self._model.embed(batch.token_ids)
+        if (computed := self._replay(batch)) is not None:
+            return computed
+        rows = batch.on_device(self._sampling.last_token, self._transfers)
+        hidden = self._model.embed(rows.token_ids)
         unread, deepstack = self._image_writer.scatter(self._input_batch, batch, hidden)
-        return _Computed(unread) if unread else self._forward(batch, hidden, deepstack)
+        return _Computed(unread) if unread else self._forward(batch, rows, hidden, deepstack)
 
-    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor, deepstack: DeepStackRows | None) -> _Computed:
+    def _replay(self, batch: ForwardBatch) -> _Computed | None:
+        """A captured step, if there is one for this batch."""
+        if self._graphs is None or (rows := batch.decodes) is None:
+            return None
+        draws = self._sampling.draws(batch.sample_slots, [self._input_batch[slot] for slot in batch.sample_slots])
+        if (decoded := self._graphs.decode(rows, draws, batch.metadata)) is None:
+            return None
+        return _Computed([], decoded.logits, decoded)
+
+    def _forward(
+        self, batch: ForwardBatch, rows: RowTensors, hidden: torch.Tensor, deepstack: DeepStackRows | None
+    ) -> _Computed:
         outputs = self._executor.forward(
-            hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices, deepstack
+            hidden, rows.positions, self._kv, batch.metadata, rows.logits_indices, deepstack
         )
         prompts = None
         if (wanted := batch.prompt_outputs) is not None:
@@ -263,16 +287,4 @@ class ModelRunner:
                 self._model, outputs, wanted, self._vocab_size, self._tp.rank, self._transfers
             )
             outputs = outputs[wanted.sampling]
-        return _Computed([], self._model.logits(outputs) if batch.sample_slots else None, prompts)
-
-
-def _sampler(deployment: Deployment, platform: Platform) -> Sampler:
-    vocab_size, sampling = deployment.model.text.vocab_size, platform.sampling()
-    grammars = GrammarMasks(
-        GrammarCompiler(deployment.model),
-        vocab_size,
-        sampling,
-        deployment.cpu_threads,
-        jumps=deployment.config.jump_forward,
-    )
-    return Sampler(vocab_size, sampling, platform.transfers(), grammars, deployment.model.image_token_id)
+        return _Computed([], self._model.logits(outputs) if batch.sample_slots else None, prompts=prompts)

@@ -2,6 +2,7 @@
 
 Ranks that leave a step at different places wait for each other in different collectives, for ever. So an error that one
 rank alone may have is told to the others at a point that all of them reach, and all take the worst one for their own.
+The hosts tell it to each other, so no rank waits for what its device still computes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
-
-import torch
 
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import is_fatal_device_error, is_out_of_memory
@@ -21,8 +20,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _NONE, _FAILED, _OUT_OF_MEMORY = 0, 1, 2
 """Worst last."""
-_ERROR_TOKEN = -100
-"""In place of tokens: _ERROR_TOKEN - severity. Below all keys of ``sampler.FAILURES``."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,21 +48,13 @@ class StepErrors:
 
     def agree(self, errors: list[StepError | None]) -> list[StepError | None]:
         """For each place the worst error of all ranks. A collective, which every rank calls with as many places."""
-        if self._tp.size == 1:
-            return errors
-        severities = torch.tensor([_severity(error) for error in errors], device=self._platform.device)
-        worst = self._tp.max(severities).tolist()
+        worst = self._tp.worst([_severity(error) for error in errors])
         return [_agreed(error, severity) for error, severity in zip(errors, worst, strict=True)]
 
-    def tokens_for(self, error: StepError | None, count: int) -> torch.Tensor:
-        """What rank 0 broadcasts instead of ``count`` tokens that it could not sample, at least one."""
-        return torch.full((count,), _ERROR_TOKEN - _severity(error), device=self._platform.device)
-
-    def in_tokens(self, error: StepError | None, tokens: torch.Tensor) -> StepError | None:
-        """The error of rank 0, whose own is ``error``, found in the broadcast tokens. Waits for them."""
-        if self._tp.size == 1:
-            return error
-        return _agreed(error, max(_NONE, _ERROR_TOKEN - int(tokens[0])))
+    def of_rank_0(self, error: StepError | None, done: bool = False) -> tuple[StepError | None, bool]:
+        """On every rank the error of rank 0, whose own is ``error``, and rank 0's ``done``. Rank 0 waits for nobody."""
+        severity, was_done = divmod(self._tp.told(2 * _severity(error) + done), 2)
+        return _agreed(error, severity), bool(was_done)
 
 
 def _severity(error: StepError | None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,13 +13,15 @@ import torch
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.platforms.decode_graphs import Decoded
 from mmserve.model_backend.platforms.device import is_fatal_device_error
+from mmserve.model_backend.platforms.sampling import Draw
 from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.worker.in_flight import InFlight, SampledRows
 from mmserve.model_backend.worker.input_batch import Int64s, Slot
 from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED, DraftSampling, row_positions
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
-from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
+from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow, draw_of
 from mmserve.model_backend.worker.step_errors import StepErrors
 from mmserve.model_backend.worker.step_splitting import StepError
 
@@ -35,8 +38,9 @@ class TokenSampling:
         self._tp = tp
         self._errors = errors
         self._transfers = transfers
-        self.last_token = torch.zeros(max_num_seqs, dtype=torch.int64, device=transfers.device)
-        """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host."""
+        self.last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=transfers.device)
+        """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host. The last
+        place is of rows that fill up a captured step."""
         self._uncollected: deque[InFlight] = deque()
 
     def update(self, plan: StepPlan, refused: Container[int]) -> None:
@@ -53,6 +57,12 @@ class TokenSampling:
             if step.token_ids and step.slot not in refused:
                 _update_processors(self._sampler, step.slot, step.token_ids)
 
+    def draws(self, slots: Sequence[int], sequences: Sequence[Slot]) -> Sequence[Draw]:
+        """How rows of one token each are drawn; none where more than that decides, or on other ranks than 0."""
+        if self._sampler is None or self._sampler.changes_logits:
+            return ()
+        return [draw_of(row) for row in _sample_rows(slots, sequences)]
+
     def sample(
         self,
         slots: Sequence[int],
@@ -60,25 +70,38 @@ class TokenSampling:
         drafts: Mapping[int, Sequence[int]],
         logits: torch.Tensor | None,
         in_flight: InFlight,
+        decoded: Decoded | None = None,
     ) -> StepError | None:
         """Sample on rank 0; every rank gets the tokens and keeps them as its slots' last ones, or gets the error.
 
         ``slots``, ``sequences``: of each row. ``drafts``: of slots that have one, and so several rows. ``logits``:
-        [S, vocab], on rank 0.
+        [S, vocab], on rank 0. ``decoded``: by a captured step, with tokens that all ranks keep already; they count if
+        ``draws`` gave some to rank 0.
         """
-        error, logprobs, told = None, None, frozenset[int]()
+        drawn = None if decoded is None else decoded.tokens
+        made, error, keep = None, None, drawn is not None
         if self._sampler is not None and logits is not None:
-            drawn, error = self._errors.catch(self._draw, self._sampler, logits, slots, sequences, drafts)
-            tokens, logprobs, told = drawn or (self._errors.tokens_for(error, len(slots)), None, told)
-        else:
-            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._transfers.device)
-        tokens = self._tp.broadcast(tokens)
-        if error := self._errors.in_tokens(error, tokens):
+            keep = drawn is not None and not self._sampler.changes_logits
+            draw = self._draw if drawn is None or not keep else partial(self._with_logprobs, drawn)
+            made, error = self._errors.catch(draw, self._sampler, logits, slots, sequences, drafts)
+        error, keep = self._errors.of_rank_0(error, keep)
+        if error:
+            if decoded is not None:
+                self.last_token.index_copy_(0, self._index(slots), decoded.read)
             return error
+        tokens, logprobs, told = made or (self._room(len(slots)), None, frozenset[int]())
+        tokens = drawn if drawn is not None and keep else self._tp.broadcast(tokens)
         rows = SampledRows(slots, sequences, self._transfers.to_host(tokens), logprobs, told=told)
         in_flight.sampled.append(rows)
-        self._keep(rows, tokens, has_drafts=bool(drafts))
+        if keep:
+            _lengthen(sequences)
+        else:
+            self._keep(rows, tokens, has_drafts=bool(drafts))
         return None
+
+    def _room(self, count: int) -> torch.Tensor:
+        """For tokens of rank 0."""
+        return torch.empty(count, dtype=torch.int64, device=self._transfers.device)
 
     def _keep(self, rows: SampledRows, tokens: torch.Tensor, *, has_drafts: bool) -> None:
         """Keep the last token of each slot. With drafts this waits for the tokens, whose number is not known else."""
@@ -91,8 +114,7 @@ class TokenSampling:
             sequences = [sequences[row] for row in sampled]
         # A row without a token gets token 0, so that a plan already in flight for its slot can still be computed.
         self.last_token.index_copy_(0, self._index(slots), tokens.clamp(min=0))
-        for sequence in sequences:
-            sequence.length += 1
+        _lengthen(sequences)
 
     def _index(self, numbers: Sequence[int]) -> torch.Tensor:
         return self._transfers.to_device(torch.tensor(numbers))
@@ -133,11 +155,7 @@ class TokenSampling:
         """What ``Sampler.sample`` returns, the log-probabilities of the tokens, and ``SampledRows.told``."""
         if any(map(sampler.needs_update, slots)):
             self.read_tokens()
-        positions = row_positions(slots, [sequence.length for sequence in sequences])
-        rows = [
-            SampleRow(slot, sequence.sampling, position)
-            for slot, sequence, position in zip(slots, sequences, positions, strict=True)
-        ]
+        rows = _sample_rows(slots, sequences)
         logprobs = ModelLogprobs(logits, rows, self._transfers)
         if not drafts:
             tokens, told = sampler.sample(logits, rows), frozenset[int]()
@@ -155,6 +173,20 @@ class TokenSampling:
             raise
         return tokens, logprobs, frozenset(sampling.told)
 
+    def _with_logprobs(
+        self,
+        drawn: torch.Tensor,
+        sampler: Sampler,
+        logits: torch.Tensor,
+        slots: Sequence[int],
+        sequences: Sequence[Slot],
+        drafts: Mapping[int, Sequence[int]],
+    ) -> tuple[torch.Tensor, ModelLogprobs, frozenset[int]]:
+        """As ``_draw``, of tokens that are drawn already."""
+        logprobs = ModelLogprobs(logits, _sample_rows(slots, sequences), self._transfers)
+        logprobs.compute(drawn)
+        return drawn, logprobs, frozenset()
+
     def _record(self, in_flight: InFlight) -> None:
         """At the first call, wait for the plan's tokens and add them to their sequences."""
         for rows in in_flight.sampled:
@@ -170,6 +202,20 @@ class TokenSampling:
             rows.sequences[row].tokens.append(max(token_id, 0))
             if self._sampler is not None and token_id >= 0 and row not in rows.told:
                 _update_processors(self._sampler, rows.slots[row], (token_id,))
+
+
+def _sample_rows(slots: Sequence[int], sequences: Sequence[Slot]) -> list[SampleRow]:
+    positions = row_positions(slots, [sequence.length for sequence in sequences])
+    return [
+        SampleRow(slot, sequence.sampling, position)
+        for slot, sequence, position in zip(slots, sequences, positions, strict=True)
+    ]
+
+
+def _lengthen(sequences: Sequence[Slot]) -> None:
+    """By the token that each was given."""
+    for sequence in sequences:
+        sequence.length += 1
 
 
 def _add_slot(sampler: Sampler, slot: int, sampling: SamplingParams, tokens: Int64s, num_prompt_tokens: int) -> None:

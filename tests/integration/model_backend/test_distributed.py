@@ -1,4 +1,4 @@
-"""Collectives between two real processes, for each dtype of weights and token ids."""
+"""Collectives between two real processes, for each dtype of weights and token ids; and what their hosts exchange."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from mmserve.model_backend.distributed import Meeting, TpGroup, at_file, join
+from mmserve.model_backend.distributed import Meeting, TpGroup, _between_hosts, at_file, join
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 
@@ -24,7 +24,16 @@ def collect(rank: int, directory: str, found: multiprocessing.Queue[list[object]
                 local = torch.tensor([[1.0 + rank, 3.0 - rank]]).to(dtype)
                 gathered = tp.gather_columns(local)
                 results.append(None if gathered is None else gathered.tolist())
-                results += [reduce(local.clone()).tolist() for reduce in (tp.sum, tp.max, tp.min, tp.broadcast)]
+                results += [reduce(local.clone()).tolist() for reduce in (tp.sum, tp.max, tp.broadcast)]
+            results += [tp.worst([rank, -rank]), tp.told(7 + rank)]
+    with join(rank, 2, Meeting(FileStore(str(Path(directory, "again")), 2), num_here=1), torch.device("cpu")):
+        for folder in (None, Path(directory)):  # ranks with GPUs have such links beside NCCL
+            with _between_hosts(
+                rank, 2, Meeting(FileStore(str(Path(directory, "links")), 2), directory=folder)
+            ) as host:
+                number = torch.tensor([rank + 3])
+                host.all_reduce(number, "max")
+                results.append(number.tolist())
     found.put([rank, results])
 
 
@@ -37,8 +46,10 @@ def test_collectives_give_both_ranks_the_same_results(tmp_path: Path) -> None:
     by_rank = dict(found.get(timeout=60) for _ in processes)
     for process in processes:
         process.join()
-    reduced = [[[3.0, 5.0]], [[2.0, 3.0]], [[1.0, 2.0]], [[1.0, 3.0]]]
-    assert by_rank == {0: [[[1.0, 3.0, 2.0, 2.0]], *reduced] * 8, 1: [None, *reduced] * 8}
+    reduced, told, between = [[[3.0, 5.0]], [[2.0, 3.0]], [[1.0, 3.0]]], [[1, 0], 7], [[4], [4]]
+    gathered = ([[1.0, 3.0, 2.0, 2.0]], None)
+    for rank in range(2):
+        assert by_rank[rank] == ([gathered[rank], *reduced] * len(DTYPES) + told) * 2 + between
 
 
 def test_one_rank_needs_no_store() -> None:

@@ -15,6 +15,7 @@ import torch
 from mmserve.ipc.channel import BrokenLink
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import SequenceStep, StepPlan, StepResult
+from mmserve.model_backend import serving
 from mmserve.model_backend.serving import PlansAhead, PlansAtOnce, serve
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from tests.fakes.checkpoints import make_llama
@@ -163,6 +164,18 @@ def test_an_error_of_the_device_ends_the_rank() -> None:
     inbox: Any = Inbox([])
     with pytest.raises(RuntimeError, match="lost"):
         serve(inbox, plans, fakes)
+
+
+def test_a_device_that_answers_no_more_is_not_waited_for_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "_ENDS_WITHIN_S", 0.05)
+    fakes: Any = Fakes()
+    with PlansAhead(fakes, fakes.send) as plans:
+        plans.compute(plan(1))
+    assert "the device has not answered" in caplog.text
+    fakes.launched[0].computed.set()
+    assert fakes.sent.get(timeout=10) == 1
 
 
 @pytest.fixture(scope="module")

@@ -37,12 +37,13 @@ class GenericDecoder(nn.Module):
         positions: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: Any,
-        logits_indices: torch.Tensor,
+        logits_indices: torch.Tensor | None,
         deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """Rows are as wide as the model's hidden states, so that nothing comes for ``deepstack``."""
         with computing(PagedStep(self._backend, self._masks, self._scale, kv_cache, metadata)):
-            return self.parts.outputs(hidden, positions)[logits_indices]
+            outputs = self.parts.outputs(hidden, positions)
+        return outputs if logits_indices is None else outputs[logits_indices]
 
     def normalized(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden

@@ -37,7 +37,7 @@ from mmserve.model_backend.platforms.cpu.ops import KernelOps
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.cpu.ways.choose import choose_ways
-from mmserve.model_backend.platforms.interface import ForwardExecutor, Graphs
+from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.runtime.memory.allocator import prefault_heap, prefer_huge_pages
@@ -117,7 +117,7 @@ class CpuPlatform(TorchPlatform):
             return PagedCpuAttention(self.kernels, spec, kv_dtype, rounds=self._rounds)
         return super().attention(spec, kv_dtype)
 
-    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
+    def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
         weights = model.decoder_weights()
         compiled = None
         if self.kernels is not None and weights is not None:

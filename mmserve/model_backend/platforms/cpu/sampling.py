@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from mmserve.model_backend.platforms.sampling import Draw
+from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
 
 
-class KernelSampling:
+class KernelSampling(TorchSampling):
     """See ``platforms.sampling.TokenSampling``. Chooses the tokens of ``TorchSampling``, to the bit."""
 
     def __init__(self, kernels: ctypes.CDLL) -> None:
+        super().__init__()
         self._kernels = kernels
 
     def finite(self, logits: torch.Tensor) -> torch.Tensor:

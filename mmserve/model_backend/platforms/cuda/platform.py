@@ -13,17 +13,17 @@ from mmserve.config.fields import AttentionChoice, Quantization
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.gpu_memory import Card, tower_nbytes
 from mmserve.ipc.arena import Arena
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
-from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_triton, triton_attention
 from mmserve.model_backend.platforms.cuda.graphs.capture import CudaCapture
-from mmserve.model_backend.platforms.cuda.graphs.executor import GraphExecutor
+from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
 from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
-from mmserve.model_backend.platforms.interface import ForwardExecutor, Graphs
+from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.model_backend.transfers import Transfers
@@ -82,8 +82,20 @@ class CudaPlatform(TorchPlatform):
         return self.plain_linear(shape, self.dtype, self.device)
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
+        if self._attention == "flashinfer":
+            from mmserve.model_backend.platforms.cuda.flashinfer.choice import flashinfer_attention
+
+            capability = Gpu.of(self.device).capability
+            return flashinfer_attention(spec, self.dtype, kv_dtype, capability, self.transfers())
         found = triton_attention(self._attention, spec, self.dtype, kv_dtype, Gpu.of(self.device))
         return super().attention(spec, kv_dtype) if found is None else found
+
+    def with_fastest_sums(self, tp: TpGroup) -> TpGroup:
+        if tp.on_host:
+            return tp
+        from mmserve.model_backend.platforms.cuda.sums.fastest import fastest_sums
+
+        return fastest_sums(tp, self.dtype, self.device)
 
     def sampling(self) -> TokenSampling:
         if not offers_triton(self._attention, Gpu.of(self.device)):
@@ -95,14 +107,13 @@ class CudaPlatform(TorchPlatform):
     def transfers(self) -> Transfers:
         return CudaTransfers(self.device)
 
-    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
-        eager = super().executor(model, limits)
-        if graphs is None or not graphs.rungs:
-            return eager
-        if model.decoder_weights() is None or not graphs.attention.supports_graphs:
+    def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
+        if not parts.rungs:
+            return None
+        if parts.model.decoder_weights() is None or not parts.attention.supports_graphs:
             logger.info("steps are computed launch by launch: graphs are for plain decoders on Triton's attention")
-            return eager
-        return GraphExecutor(model, graphs.attention, graphs.rungs, CudaCapture(self.device))
+            return None
+        return CapturedDecodes(parts, self.transfers(), CudaCapture(self.device))
 
     def release_cached_memory(self) -> None:
         torch.cuda.empty_cache()

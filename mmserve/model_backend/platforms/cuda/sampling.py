@@ -9,8 +9,8 @@ import torch
 import triton
 
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
-from mmserve.model_backend.platforms.cuda.kernels.draw import draw_rows
-from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
+from mmserve.model_backend.platforms.cuda.kernels.draw import choose_rows, draw_rows
+from mmserve.model_backend.platforms.sampling import GREEDY, NOT_FINITE, Draw, TorchSampling
 from mmserve.model_backend.transfers import Transfers
 from mmserve.runtime.errors import shortened
 
@@ -21,6 +21,21 @@ logger = logging.getLogger(__name__)
 
 class TritonSampling(TorchSampling):
     """See ``platforms.sampling.TokenSampling``. Chooses the tokens of ``TorchSampling``, to the bit."""
+
+    in_graphs = True
+
+    def choose_by(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        weights = logits.to(torch.float32, copy=True)
+        chosen = torch.empty(len(weights), dtype=torch.int64, device=weights.device)
+        with current_gpu(weights):
+            choose_rows[(len(weights),)](
+                *(weights, numbers, chosen, weights.stride(0), weights.shape[1]),
+                NOT_FINITE=NOT_FINITE,
+                BLOCK=_BLOCK,
+                num_warps=_WARPS,
+                enable_fp_fusion=False,
+            )
+        return chosen
 
     def _draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
@@ -57,4 +72,6 @@ def _same_tokens(plain: TorchSampling, kernel: TorchSampling, transfers: Transfe
     draws = [free._replace(key=(row + 1) * 0x123456789ABCDEF) for row in range(2)]
     logits = transfers.to_device(3 * torch.randn(2, 1100, generator=torch.Generator().manual_seed(0)))
     found = [each.choose(logits, draws, may_ban=False) for each in (plain, kernel)]
-    return torch.equal(*found)
+    numbers = torch.tensor([draw.numbers for draw in (draws[0], GREEDY)], dtype=torch.float64)
+    found_by = [each.choose_by(logits, transfers.to_device(numbers)) for each in (plain, kernel)]
+    return torch.equal(*found) and torch.equal(*found_by)

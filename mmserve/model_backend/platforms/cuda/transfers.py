@@ -21,6 +21,9 @@ class CudaTransfers:
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         return values.pin_memory().to(self.device, non_blocking=True)
 
+    def copy_into(self, target: torch.Tensor, values: torch.Tensor) -> None:
+        target.copy_(values.pin_memory(), non_blocking=True)
+
     def to_host(self, values: torch.Tensor) -> HostCopy:
         return _PinnedCopy(values)
 

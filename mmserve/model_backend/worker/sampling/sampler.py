@@ -14,7 +14,7 @@ import torch
 
 from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TokenSampling
+from mmserve.model_backend.platforms.sampling import GREEDY, NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TokenSampling
 from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.worker.sampling.counter_random import random_key
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GrammarMasks
@@ -29,7 +29,6 @@ FAILURES = {
     GRAMMAR_FAILED: "the grammar that the answer must fit could not be followed",
 }
 _GREEDY_BELOW = 1e-5
-_GREEDY = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, key=0)
 
 
 class SampleRow(NamedTuple):
@@ -110,6 +109,12 @@ class Sampler:
         if self._grammars is not None and self._grammars.active:
             self._grammars.prepare()
 
+    @property
+    def changes_logits(self) -> bool:
+        """Some slot has a processor or a grammar, or gets no token. Else tokens follow from ``draw_of`` alone."""
+        with_grammar = self._grammars is not None and self._grammars.active
+        return with_grammar or bool(self._failed) or any(processor.active for processor in self._processors)
+
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         """[S, vocab] and their rows -> int64 [S]: token ids, keys of FAILURES or GRAMMAR_PENDING.
 
@@ -148,5 +153,5 @@ def draw_of(row: SampleRow) -> Draw:
     """How the row's token is drawn."""
     params = row.sampling
     if params.temperature < _GREEDY_BELOW:
-        return _GREEDY
+        return GREEDY
     return Draw(params.temperature, params.top_k, params.top_p, params.min_p, random_key(params.seed, row.position))

@@ -308,10 +308,10 @@ def test_a_step_that_does_not_fit_the_memory_is_computed_in_parts(
     runner = make_runner(directory)
     forward = runner._forward
 
-    def limited(batch: ForwardBatch, hidden: torch.Tensor, *others: Any) -> torch.Tensor | None:
-        if len(hidden) > 7:
+    def limited(batch: ForwardBatch, *others: Any) -> torch.Tensor | None:
+        if len(batch.token_ids) > 7:
             raise error("as it happens")
-        return forward(batch, hidden, *others)
+        return forward(batch, *others)
 
     monkeypatch.setattr(runner, "_forward", limited)
     driver = Driver(runner)

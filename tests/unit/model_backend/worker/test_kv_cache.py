@@ -19,7 +19,7 @@ from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.memory_profile import largest_step
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import make_llama
+from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import make_runner
 
 GIB = 1024 * MIB
@@ -50,7 +50,7 @@ def test_the_cache_takes_what_steps_and_graphs_leave(tmp_path: Path) -> None:
     block_nbytes = make_runner(directory, kv_tokens=200 * 16)._kv.nbytes // 200
     config = Config(model=str(directory), max_num_seqs=8, gpu_memory_utilization=0.5, max_num_batched_tokens=64)
     peak, card = 64 * MIB, Card(4 * GIB, 4 * GIB)
-    others = kv_nbytes(card, RankShare(peak, graphs_nbytes(ladder(8), peak, 64)), 0.5)
+    others = kv_nbytes(card, RankShare(peak, graphs_nbytes(ladder(8), peak, 64, VOCAB)), 0.5)
     used = Card(4 * GIB, 4 * GIB - (others - 85 * block_nbytes))
     assert make_runner(directory, platform=SmallDevice(used, peak), kv_tokens=None, config=config).num_blocks == 85
     eager = replace(config, enforce_eager=True)

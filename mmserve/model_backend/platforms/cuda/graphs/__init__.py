@@ -1,1 +1,1 @@
-"""Decode steps as captured CUDA graphs. Door: ``executor.GraphExecutor``."""
+"""Decode steps as captured CUDA graphs. Door: ``decode.CapturedDecodes``."""

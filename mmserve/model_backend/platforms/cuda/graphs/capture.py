@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -13,17 +13,20 @@ _RUNS_BEFORE = 2
 """Of the work as it is, so that kernels are compiled and libraries have their memory before it is captured."""
 
 
-class Captured(NamedTuple):
+T = TypeVar("T")
+
+
+class Captured(NamedTuple, Generic[T]):
     """Work on tensors that stay where they are."""
 
     replay: Callable[[], object]
     """Do the work again, on what the tensors hold now."""
-    output: torch.Tensor
+    output: T
     """Of the last replay; other captured work may write over it."""
 
 
 class Capture(Protocol):
-    def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
+    def __call__(self, work: Callable[[], T]) -> Captured[T]:
         """``work`` reads and writes tensors that outlive the graph, and waits for nothing. It runs a few times.
 
         Raises RuntimeError if it cannot be captured.
@@ -44,7 +47,7 @@ class CudaCapture:
         """What torch calls a handle."""
         self._in_pool: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
-    def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
+    def __call__(self, work: Callable[[], T]) -> Captured[T]:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):

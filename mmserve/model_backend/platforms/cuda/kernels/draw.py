@@ -70,32 +70,28 @@ def _floor(weights, size, least, needed, SUM: tl.constexpr, BLOCK: tl.constexpr)
     return tl.where(needed > 0, floor, 0).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["stride", "size"])
-def draw_rows(logits, numbers, chosen, stride, size, TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr):
-    """A program a row. ``logits``: float32, overwritten by their weights. ``numbers``: float64 [rows, 6], of
-    ``sampling.Draw``. ``chosen``: int64. TOP_K, TOP_P: some row has this cut."""
-    row = tl.program_id(0).to(tl.int64)
-    own, draw, at = logits + row * stride, numbers + row * 6, tl.arange(0, BLOCK)
-    peak = tl.full((), float("-inf"), tl.float32)
-    for first in range(0, size, BLOCK):
-        x = tl.load(own + first + at, mask=first + at < size, other=float("-inf"))
-        peak = tl.maximum(peak, tl.max(x, 0))
-    scale = tl.load(draw).to(tl.float32)
+@triton.jit
+def _drawn(own, draw, size, peak, scale, TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr):
+    """The token of one row, whose logits become their weights."""
+    at = tl.arange(0, BLOCK)
     for first in range(0, size, BLOCK):
         x = tl.load(own + first + at, mask=first + at < size, other=float("-inf"))
         tl.store(own + first + at, _weights(x, peak, scale), mask=first + at < size)
     tl.debug_barrier()  # other threads read them
     cut = tl.full((), 1.0, tl.float32)
     if TOP_K:
-        cut = tl.maximum(cut, _floor(own, size, 0.0, tl.load(draw + 1).to(tl.int64), False, BLOCK))
+        top_k = tl.load(draw + 1).to(tl.int64)
+        if top_k > 0:
+            cut = tl.maximum(cut, _floor(own, size, 0.0, top_k, False, BLOCK))
     if TOP_P:
         share = tl.load(draw + 2)
-        total = tl.zeros((), tl.int64)
-        for first in range(0, size, BLOCK):
-            w = tl.load(own + first + at, mask=first + at < size, other=0.0)
-            total += tl.sum(tl.where(w >= cut, w, 0.0).to(tl.int64), 0)
-        needed = tl.maximum((total.to(tl.float64) * share).to(tl.int64), 1)
-        cut = tl.maximum(cut, _floor(own, size, cut, tl.where(share < 1.0, needed, 0), True, BLOCK))
+        if share < 1.0:
+            total = tl.zeros((), tl.int64)
+            for first in range(0, size, BLOCK):
+                w = tl.load(own + first + at, mask=first + at < size, other=0.0)
+                total += tl.sum(tl.where(w >= cut, w, 0.0).to(tl.int64), 0)
+            needed = tl.maximum((total.to(tl.float64) * share).to(tl.int64), 1)
+            cut = tl.maximum(cut, _floor(own, size, cut, needed, True, BLOCK))
     cut = tl.maximum(cut, tl.load(draw + 3).to(tl.float32))
     low, high = tl.load(draw + 4).to(tl.int64).to(tl.uint32), tl.load(draw + 5).to(tl.int64).to(tl.uint32)
     best, token = tl.full((), -1.0, tl.float32), tl.zeros((), tl.int32)
@@ -106,4 +102,39 @@ def draw_rows(logits, numbers, chosen, stride, size, TOP_K: tl.constexpr, TOP_P:
         winner = tl.min(tl.where(score == highest, first + at, size), 0)
         token = tl.where(highest > best, winner, token)
         best = tl.maximum(best, highest)
+    return token
+
+
+@triton.jit(do_not_specialize=["stride", "size"])
+def draw_rows(logits, numbers, chosen, stride, size, TOP_K: tl.constexpr, TOP_P: tl.constexpr, BLOCK: tl.constexpr):
+    """A program a row. ``logits``: float32, overwritten by their weights. ``numbers``: float64 [rows, 6], of
+    ``sampling.Draw``. ``chosen``: int64. TOP_K, TOP_P: some row has this cut."""
+    row = tl.program_id(0).to(tl.int64)
+    own, draw, at = logits + row * stride, numbers + row * 6, tl.arange(0, BLOCK)
+    peak = tl.full((), float("-inf"), tl.float32)
+    for first in range(0, size, BLOCK):
+        x = tl.load(own + first + at, mask=first + at < size, other=float("-inf"))
+        peak = tl.maximum(peak, tl.max(x, 0))
+    token = _drawn(own, draw, size, peak, tl.load(draw).to(tl.float32), TOP_K, TOP_P, BLOCK)
     tl.store(chosen + row, token.to(tl.int64))
+
+
+@triton.jit(do_not_specialize=["stride", "size"])
+def choose_rows(logits, numbers, chosen, stride, size, NOT_FINITE: tl.constexpr, BLOCK: tl.constexpr):
+    """As ``draw_rows``, and: a row whose scale is 0 takes its largest logit, the first of equal ones; one with a logit
+    that is not finite takes NOT_FINITE. Which cuts a row has is read from its numbers, so one program does for all."""
+    row = tl.program_id(0).to(tl.int64)
+    own, draw, at = logits + row * stride, numbers + row * 6, tl.arange(0, BLOCK)
+    peak, token, bad = tl.full((), float("-inf"), tl.float32), tl.zeros((), tl.int32), tl.zeros((), tl.int32)
+    for first in range(0, size, BLOCK):
+        inside = first + at < size
+        x = tl.load(own + first + at, mask=inside, other=float("-inf"))
+        bad = tl.maximum(bad, tl.max((inside & ~(tl.abs(x) < float("inf"))).to(tl.int32), 0))
+        highest = tl.max(x, 0)
+        winner = tl.min(tl.where(x == highest, first + at, size), 0)
+        token = tl.where(highest > peak, winner, token)
+        peak = tl.maximum(peak, highest)
+    scale = tl.load(draw).to(tl.float32)
+    if (scale > 0.0) & (bad == 0):
+        token = _drawn(own, draw, size, peak, scale, True, True, BLOCK)
+    tl.store(chosen + row, tl.where(bad > 0, NOT_FINITE, token).to(tl.int64))

@@ -182,7 +182,9 @@ def compile_draw(capability: int) -> list[dict[str, Any]]:
 
     draws = [Draw(temperature=1.0, top_k=50, top_p=0.9, min_p=0.1, key=1)]
     with compiled_launches(capability) as kernels:
-        TritonSampling(PlainTransfers(torch.device("cpu")))._draw(torch.empty(1, 128_256), draws)
+        sampling = TritonSampling(PlainTransfers(torch.device("cpu")))
+        sampling._draw(torch.empty(1, 128_256), draws)
+        sampling.choose_by(torch.empty(1, 128_256), torch.empty(1, 6, dtype=torch.float64))
     return [resources(kernel) | rounding(kernel) for kernel in kernels]
 
 

@@ -39,9 +39,11 @@ def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
         *((ROWS, size, "bfloat16") for size in (4096, 16_384)),
         (DRAW,),
     )
-    assert not draw["draw_rows"]["spilled_bytes"]
-    assert not draw["draw_rows"]["fused"]
-    assert draw["draw_rows"]["divisions"]
+    assert set(draw) == {"draw_rows", "choose_rows"}
+    for kernel in draw.values():
+        assert not kernel["spilled_bytes"]
+        assert not kernel["fused"]
+        assert kernel["divisions"]
     assert set(rows) == {"norm_rows", "add_normed_rows", "rotate_rows", "gate_rows", "quantize_rows", "coded_product"}
     assert not any(kernel["spilled_bytes"] for kernel in (*rows.values(), *long_rows.values()))
     for name in ("attend_splits", "prefill_tiles"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 import torch
 
 from mmserve.model_backend.platforms.cuda import sampling
 from mmserve.model_backend.platforms.cuda.sampling import TritonSampling, working_sampling
-from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
+from mmserve.model_backend.platforms.sampling import GREEDY, NOT_FINITE, Draw, TorchSampling
 from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.counter_random import random_key
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
@@ -41,6 +43,21 @@ def test_tokens_are_those_of_torch(cuts: str, vocab: int, step: float) -> None:
     found = TritonSampling(TRANSFERS).choose(logits, draws, may_ban=True)
     assert torch.equal(logits, before)
     assert torch.equal(found, TorchSampling(TRANSFERS).choose(before, draws, may_ban=True))
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), [(1, torch.float32), (300, torch.float32), (300, torch.bfloat16)], ids=str)
+def test_one_launch_chooses_greedy_drawn_and_broken_rows(vocab: int, dtype: torch.dtype) -> None:
+    draws = [draw._replace(key=random_key(vocab, row)) for row, draw in enumerate(chain(*CUTS.values()))]
+    logits = (3 * torch.randn(len(draws) + 2, vocab, generator=torch.Generator().manual_seed(1))).to(dtype)
+    logits[-2, vocab // 2], logits[-1, vocab - 1] = torch.nan, -torch.inf
+    logits[len(draws) - 1] = logits[len(draws) - 1].round()  # the greedy row has equal ones
+    draws += [FREE, GREEDY]
+    before, numbers = logits.clone(), torch.tensor([draw.numbers for draw in draws], dtype=torch.float64)
+    found = TritonSampling(TRANSFERS).choose_by(logits, numbers)
+    assert torch.equal(found, TorchSampling(TRANSFERS).choose(before.float(), draws, may_ban=False))
+    assert torch.equal(found, TorchSampling(TRANSFERS).choose_by(logits, numbers))
+    assert torch.equal(logits.nan_to_num(), before.nan_to_num())
+    assert found[-2:].tolist() == [NOT_FINITE] * 2
 
 
 def test_a_kernel_that_passes_its_test_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from mmserve.config.config import Config
+from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Mask, StepLimits
-from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
-from mmserve.model_backend.platforms.cuda.graphs.executor import GraphExecutor
-from mmserve.model_backend.platforms.interface import ForwardExecutor, Graphs
+from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
+from mmserve.model_backend.platforms.cuda.sampling import TritonSampling
+from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.sampling import TokenSampling
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.graph_capture import Recorder
@@ -30,9 +32,11 @@ class Replaying(Interpreted):
         super().__init__(CPU, torch.float32)
         self.capture = Recorder()
 
-    def executor(self, model: DecoderModel, limits: StepLimits, graphs: Graphs | None = None) -> ForwardExecutor:
-        assert graphs is not None
-        return GraphExecutor(model, graphs.attention, graphs.rungs, self.capture)
+    def sampling(self) -> TokenSampling:
+        return TritonSampling(self.transfers())
+
+    def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
+        return CapturedDecodes(parts, self.transfers(), self.capture)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,9 @@ def answers(directory: Path, platform: Any) -> list[list[int]]:
     runner = make_runner(directory, platform=platform, config=Config(model=str(directory), max_num_seqs=6))
     driver = Driver(runner)
     prompts = [[3 + (7 * i + 5 * k) % 90 for k in range(length)] for i, length in enumerate((17, 5, 3, 2, 9))]
-    running = [driver.add(slot, prompt) for slot, prompt in enumerate(prompts[:3])]
+    drawn = SamplingParams(max_tokens=100, temperature=0.9, top_p=0.95, seed=3)
+    running = [driver.add(slot, prompt) for slot, prompt in enumerate(prompts[:2])]
+    running.append(driver.add(2, prompts[2], sampling=drawn))
     for _ in range(3):
         driver.step()
     running += [driver.add(slot + 3, prompt) for slot, prompt in enumerate(prompts[3:])]
