@@ -23,6 +23,7 @@ from mmserve.config.fields import (
     KvDtype,
     ModelImpl,
     Quantization,
+    RankSums,
     Speculative,
     field,
 )
@@ -55,6 +56,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         field("model", "code that computes the model; auto: mmserve's own where there is some, else transformers'"),
     ] = "auto"
     tp: Annotated[int, field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
+    rank_sums: Annotated[
+        RankSums,
+        field(
+            "model",
+            "how ranks on GPUs of one machine add up; auto: in the way that measures fastest at start for each size, "
+            "NCCL or kernels on memory that all of them map",
+        ),
+    ] = "auto"
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         field(
@@ -81,7 +90,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "auto"
     attention_backend: Annotated[
         AttentionChoice,
-        field("model", "attention on a GPU; auto: Triton's kernels where they pass a test at start, else torch's"),
+        field(
+            "model",
+            "attention on a GPU; auto: Triton's kernels where they pass a test at start, else torch's; flashinfer: "
+            "that package's kernels, which no GPU has run here yet",
+        ),
     ] = "auto"
     enforce_eager: Annotated[
         bool, field("model", "on a GPU compute every decode step launch by launch, not as a captured CUDA graph")

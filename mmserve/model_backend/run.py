@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
+from mmserve.config.config import Config
 from mmserve.config.resolved.process import Process
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepResult
 from mmserve.model_backend import distributed
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.meeting import meeting_of
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
@@ -51,6 +53,7 @@ def run(process: Process) -> None:
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         meeting = stack.enter_context(meeting_of(process))
         tp = stack.enter_context(distributed.join(rank, deployment.config.tp, meeting, platform.device))
+        tp = with_sums(deployment.config, tp, platform)
         startup_timer.end("kernels and links")
         sent_rows = SentRows() if deployment.config.node_rank else None
         if process.arena is not None and deployment.config.prefault:
@@ -85,6 +88,12 @@ def run(process: Process) -> None:
             serve(inbox, stack.enter_context(ahead), heartbeat, sent_rows)
         else:
             serve(inbox, PlansAtOnce(runner, send, computing), heartbeat, sent_rows)
+
+
+def with_sums(config: Config, tp: TpGroup, platform: Platform) -> TpGroup:
+    """The ranks, which add up as ``--rank-sums`` says."""
+    measures = tp.size > 1 and config.nnodes == 1 and config.rank_sums == "auto"
+    return platform.with_fastest_sums(tp) if measures else tp
 
 
 def _unsent(result: StepResult) -> None:

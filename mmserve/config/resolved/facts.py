@@ -14,7 +14,7 @@ from mmserve.config.resolved.deployment import Deployment
 _GROUPS = ("model", "scheduling")
 _MAY_DIFFER = {
     "model", "served_model_name", "cpu_threads", "kernel_ways", "device", "speculative_model", "prefault",
-    "attention_backend",
+    "attention_backend", "rank_sums",
 }  # fmt: skip
 """Options that name files, or say how one machine computes the same numbers."""
 _WHOLE_NBYTES = 64 << 20

@@ -38,6 +38,7 @@ SHOWN_BY = {
     "kernel_level": "unit/model_backend/platforms/cpu/library/test_build.py::test_the_option_names_the_fastest_level",
     "kernel_ways": "unit/model_backend/worker/test_model_runner.py::test_the_ways_of_the_kernels_follow_their_option",
     "attention_backend": f"{PLAN}::test_a_cpu_has_one_attention",
+    "rank_sums": "unit/model_backend/platforms/cuda/test_sums.py::test_ranks_measure_where_the_option_lets_them",
     "max_model_len": f"{PLAN}::test_given_options_are_kept",
     "tool_call_parser": "integration/httpserver/test_tools.py::test_the_options_name_the_formats",
     "reasoning_parser": "integration/httpserver/test_tools.py::test_the_options_name_the_formats",
