@@ -1,0 +1,1 @@
+"""Attention by FlashInfer's kernels, an optional package. Door: ``choice.flashinfer_attention``."""
