@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +20,17 @@ import torch
 from benchmarks.gpu.checks import Settings
 from benchmarks.gpu.models.shapes import Shape
 from benchmarks.gpu.rates.device import device_of
+from benchmarks.gpu.rates.idle import Marks
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.fields import Quantization
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.gpu_memory import graphs_nbytes
+from mmserve.config.resolved.graph_ladder import rung_of
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
-from mmserve.model_backend.attention.interface import AttentionBackend, StepLimits
+from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.target import Targets
@@ -152,14 +154,15 @@ class Engine:
     def capture(self) -> Captures:
         """Of a graph for each number of rows, as at the start of a server."""
         runner, device = self.runner, self._platform.device
-        rungs, before = runner._executor.rungs, self._held_nbytes()
+        rungs, before = self._rungs(), self._held_nbytes()
         started_s = time.perf_counter()
         warm_up = WarmUp(runner.step, TpGroup(), device, runner.block_tokens)
         warm_up.graphs(rungs, runner.num_blocks, lambda done, total, unit: None)
         seconds = time.perf_counter() - started_s
         step_nbytes = self.step_nbytes()
-        planned = graphs_nbytes(rungs, step_nbytes, self._deployment.config.max_num_batched_tokens)
-        return Captures(len(rungs), len(runner._executor.rungs), seconds, self._held_nbytes() - before, planned)
+        rows, vocab_size = self._deployment.config.max_num_batched_tokens, self.spec.text.vocab_size
+        planned = graphs_nbytes(rungs, step_nbytes, rows, vocab_size)
+        return Captures(len(rungs), len(self._rungs()), seconds, self._held_nbytes() - before, planned)
 
     def step_nbytes(self) -> int:
         """That the largest step computes in, as a rank measures it at start."""
@@ -169,15 +172,15 @@ class Engine:
     @contextmanager
     def launch_by_launch(self) -> Iterator[None]:
         """Within it no step is a graph."""
-        runner, replaying = self.runner, self.runner._executor
-        config = self._deployment.config
-        blocks = -(-self._deployment.max_model_len // runner.block_tokens)
-        limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, blocks, runner.block_tokens)
-        runner._executor = self._platform.executor(runner._model, limits)
+        runner, replaying = self.runner, self.runner._graphs
+        runner._graphs = None
         try:
             yield
         finally:
-            runner._executor = replaying
+            runner._graphs = replaying
+
+    def _rungs(self) -> Sequence[int]:
+        return () if self.runner._graphs is None else self.runner._graphs.rungs
 
     def _held_nbytes(self) -> int:
         """Of the device's memory, by this process."""
@@ -206,15 +209,22 @@ class Engine:
 
     def overlapped_s(self, count: int) -> float:
         """Seconds of a step, each launched before the result of the one before is collected."""
+        marks = Marks(self._platform.device)
         before = self.runner.launch(self._next())
-        started_s = time.perf_counter()
+        marks.mark()
         for _ in range(count):
             launched = self.runner.launch(self._next())
+            marks.mark()
             self._checked(self.runner.collect(before))
             before = launched
-        seconds = (time.perf_counter() - started_s) / count
         self._checked(self.runner.collect(before))
-        return seconds
+        return marks.period_s()
+
+    def replay(self) -> Callable[[], object] | None:
+        """Of the graph that the sequences' steps take, on the inputs of the last one; None where there is none."""
+        graphs: Any = self.runner._graphs
+        rung = None if graphs is None else rung_of(self._batch, graphs.rungs)
+        return None if rung is None else graphs._graphs[rung].replay  # type: ignore[no-any-return]
 
     def waits(self, count: int) -> int:
         """How often so many launches made the host wait for the device. Always 0 on a CPU."""

@@ -32,6 +32,16 @@ class Timer:
         samples = 3 if self._small else max(5, min(_SAMPLES, int(_MOST_S / max(once_s * calls, 1e-7))))
         return statistics.median(self._sample(work, calls, flush=flush) for _ in range(samples))
 
+    def launch_s(self, work: Work) -> float:
+        """Seconds of the host for one call, of few enough that it need not wait for the device."""
+        self.synchronize()
+        started_s = time.perf_counter()
+        for _ in range(_SAMPLES):
+            work()
+        seconds = (time.perf_counter() - started_s) / _SAMPLES
+        self.synchronize()
+        return seconds
+
     def synchronize(self) -> None:
         """Wait for the device."""
         if self._device.type == "cuda":

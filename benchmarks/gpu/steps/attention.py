@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ _HEADS = {"8B": (32, 8, 128), "LLaVA-1.5": (32, 32, 128), "Qwen2.5-1.5B": (12, 2
 _SMALL_HEADS = {"8B": (4, 2, 64)}
 _BATCHES, _CONTEXTS = (1, 8, 64, 256), (128, 1024, 8192)
 _PROMPTS = (512, 2048, 8192)
+_FLASHINFER = "FlashInferAttention"
 _MOST_NBYTES = 12 << 30
 """Of keys and values of one layer."""
 
@@ -49,17 +51,21 @@ def _decodes(settings: Settings, heads: tuple[int, int, int]) -> Iterator[tuple[
 
 
 def _imports(settings: Settings) -> Figures:
-    """The backends by name: that of the platform, and torch's."""
+    """The backends by name: that of the platform, torch's, and FlashInfer's where it is installed."""
     platform = _platform(settings)
-    return {"backends": sorted({type(platform.attention(_spec((4, 2, 64)), platform.dtype)).__name__, "SdpaAttention"})}
+    names = {type(platform.attention(_spec((4, 2, 64)), platform.dtype)).__name__, "SdpaAttention"}
+    if not settings.small and find_spec("flashinfer") is not None:
+        names.add(_FLASHINFER)
+    return {"backends": sorted(names)}
 
 
-def _platform(settings: Settings) -> Any:
+def _platform(settings: Settings, attention: str = "auto") -> Any:
     from benchmarks.gpu.rates.device import device_of
     from mmserve.model_backend.platforms.device import platform_for
 
     device = device_of(settings)
-    return platform_for(device.type, "bfloat16" if device.type == "cuda" else "float32")
+    dtype = "bfloat16" if device.type == "cuda" else "float32"
+    return platform_for(device.type, dtype, attention=attention)  # type: ignore[arg-type]
 
 
 def _spec(heads: tuple[int, int, int]) -> Any:
@@ -92,7 +98,8 @@ def _seconds(settings: Settings, name: str, heads: tuple[int, int, int], chunks:
     from mmserve.model_backend.attention.interface import StepLimits
     from mmserve.model_backend.attention.sdpa import SdpaAttention
 
-    platform, spec = _platform(settings), _spec(heads)
+    platform = _platform(settings, "flashinfer" if name == _FLASHINFER else "auto")
+    spec = _spec(heads)
     backend: Any = platform.attention(spec, platform.dtype)
     if type(backend).__name__ != name:
         backend = SdpaAttention(spec, platform.dtype, platform.device)

@@ -53,6 +53,7 @@ def run(checks: Checks, settings: Settings) -> None:
     checks.run("launches", lambda: _launches(probe()))
     checks.run("graph replay", lambda: _graph(probe()))
     checks.run("host to device", lambda: _host_copies(probe()))
+    checks.run("sums of ranks", lambda: _sums(probe()))
     for name, shape in _PRODUCTS.items():
         checks.run(f"products, {name}", partial(lambda shape: _products(probe(), shape, _in_bf16), shape))
     for name, shape in _PRODUCTS.items():
@@ -105,6 +106,19 @@ def _graph(probe: Probe) -> Figures:
         found[nodes] = 1e6 * probe.timer.median_s(graph.replay)
     per_node = (found[5 * _NODES] - found[_NODES]) / (4 * _NODES)
     return {"us a node": per_node, **{f"us of {nodes} nodes": us for nodes, us in found.items()}}
+
+
+def _sums(probe: Probe) -> Figures:
+    """Microseconds by size and way, of ranks with a GPU each."""
+    from benchmarks.gpu.rates.sums import sums_of_gpus, sums_of_threads
+
+    if probe.device.type != "cuda":
+        found = sums_of_threads()
+    elif (num_gpus := torch.cuda.device_count()) < 2:
+        raise Skipped("needs two GPUs")
+    else:
+        found = sums_of_gpus(num_gpus)
+    return {f"us of {nbytes} bytes, {way}": 1e6 * s for nbytes, ways in found.items() for way, s in ways.items()}
 
 
 def _host_copies(probe: Probe) -> Figures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,7 @@ def _decode(models: _Models, name: str, batch: int) -> Figures:
         work = partial(engine.overlapped_s, _PROFILED_STEPS)
         about = profiled(work, _PROFILED_STEPS + 1, device_of(settings))
         waits = engine.waits(_PROFILED_STEPS)
+        about |= _beside_replays(engine.replay(), overlapped_s, settings)
         with engine.launch_by_launch():
             launched_s = engine.overlapped_s(steps)
     finally:
@@ -134,6 +136,23 @@ def _decode(models: _Models, name: str, batch: int) -> Figures:
         "waits of the host in launches": waits,
         **about,
         **_memory(),
+    }
+
+
+def _beside_replays(replay: Callable[[], object] | None, period_s: float, settings: Settings) -> Figures:
+    """What a step's graph takes alone: of the device, which is then never left waiting, and of the host."""
+    from benchmarks.gpu.rates.device import device_of
+    from benchmarks.gpu.rates.idle import idle
+    from benchmarks.gpu.rates.timing import Timer
+
+    if replay is None:
+        return {}
+    timer = Timer(device_of(settings), small=settings.small)
+    busy_s, host_s = timer.median_s(replay), timer.launch_s(replay)
+    return {
+        "ms of a replay": 1e3 * busy_s,
+        "us of the host a replay": 1e6 * host_s,
+        "idle of the device, by events": idle(period_s, busy_s),
     }
 
 
