@@ -144,6 +144,12 @@ def test_a_key_is_asked_for_until_it_is_right_and_is_in_nothing_that_is_copied(
         code = page.get_by_role("tabpanel", name=form)
         expect(code).to_contain_text(credential)
         assert KEY not in code.inner_text()
+    for key in ("ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("tab", name="Python")).to_be_focused()
+    expect(page.get_by_role("tab", name="Python")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tabpanel", name="curl")).to_be_visible()
     page.keyboard.press("Escape")
     with page.expect_download() as download:
         page.get_by_role("button", name="Export this conversation").click()

@@ -1,6 +1,7 @@
 // The request of an answer as code.
 
 import { signal } from "@preact/signals";
+import type { TargetedKeyboardEvent } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { apiKey } from "../shared/api.ts";
 import { copy } from "../shared/clipboard.ts";
@@ -15,6 +16,7 @@ import { current, messages, server } from "./state.ts";
 export const snippetOf = signal<Message | null>(null);
 
 const FORMS = { curl: { title: "curl", language: "bash", make: curl }, python: { title: "Python", language: "python", make: python } };
+const NAMES = Object.keys(FORMS) as (keyof typeof FORMS)[];
 
 export function SnippetDialog() {
   const answer = snippetOf.value;
@@ -32,11 +34,21 @@ function Snippet({ answer }: { answer: Message }) {
     if (options) void FORMS[form].make(base, server.value?.model ?? "", options, asked, Boolean(apiKey.value)).then(setText);
     setCopied(false);
   }, [form]);
+  /** Arrow keys go from tab to tab; the tabulator key leaves the tabs. */
+  const onKeyDown = (event: TargetedKeyboardEvent<HTMLDivElement>) => {
+    const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+    if (!step) return;
+    const next = (NAMES.indexOf(form) + step + NAMES.length) % NAMES.length;
+    setForm(NAMES[next]!);
+    (event.currentTarget.children[next] as HTMLElement).focus();
+  };
   return (
     <Dialog title="This request as code" onClose={() => (snippetOf.value = null)}>
-      <div class="tabs" role="tablist">
-        {(Object.keys(FORMS) as (keyof typeof FORMS)[]).map((name) => (
-          <button type="button" role="tab" aria-selected={form === name} onClick={() => setForm(name)}>{FORMS[name].title}</button>
+      <div class="tabs" role="tablist" onKeyDown={onKeyDown}>
+        {NAMES.map((name) => (
+          <button type="button" role="tab" aria-selected={form === name} tabIndex={form === name ? 0 : -1} onClick={() => setForm(name)}>
+            {FORMS[name].title}
+          </button>
         ))}
       </div>
       <figure class="code snippet" role="tabpanel" aria-label={FORMS[form].title}>
