@@ -149,6 +149,15 @@ class Config(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[Annotated[int, Meta(ge=0)], ...],
         field("media", "GPUs of the visual servers, which take them in turn; default: those of the ranks, in turn"),
     ] = ()
+    visual_share: Annotated[
+        float,
+        field(
+            "media",
+            "by what part a vision tower may lengthen the steps of ranks on its GPU; 1: it does not look at them",
+            gt=0,
+            le=1,
+        ),
+    ] = 0.3
     visual_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
         field(

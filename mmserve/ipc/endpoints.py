@@ -110,6 +110,10 @@ class Endpoints:
         """File mapped by ranks and visual servers: the number of cores each process of the role computes on now."""
         return self.run_dir / f"cores-{role}"
 
+    def step_times(self) -> Path:
+        """File mapped by ranks and visual servers on GPUs: how long the steps are that each rank computes now."""
+        return self.run_dir / "step-times"
+
     def visual_work(self, worker: int) -> Path:
         """File mapped by one visual server, and by its successors: the images that it works on now."""
         return self.run_dir / f"visual-work-{worker}"

@@ -24,6 +24,7 @@ from mmserve.monitoring.health.long_work import LongWork
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.runtime.memory import allocator
 from mmserve.runtime.startup_timer import StartupTimer
+from mmserve.runtime.step_times import StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,9 @@ def run(process: Process) -> None:
         computing = partial(_computing, long_steps, busy_ranks, here, deployment.cpu_threads // among)
         send: Send = outbox.send if rank == 0 else _unsent
         if platform.transfers().late:
-            ahead = PlansAhead(runner, send, computing, platform.use_in_thread)
+            step_times = StepTimes(endpoints.step_times(), among)
+            step_times.write(here, 0, 0.0)  # a predecessor may have been killed while it computed
+            ahead = PlansAhead(runner, send, computing, platform.use_in_thread, partial(step_times.write, here))
             serve(inbox, stack.enter_context(ahead), heartbeat, sent_rows)
         else:
             serve(inbox, PlansAtOnce(runner, send, computing), heartbeat, sent_rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
@@ -25,6 +26,7 @@ Computing = Callable[[], AbstractContextManager[None]]
 
 _ENDS_WITHIN_S = 10.0
 """After the last plan the results of those in flight. A device that answers no more is not waited for."""
+_LAST_STEPS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,8 @@ class PlansAhead:
     """See ``Plans``. ``with``: the thread that collects runs inside the block.
 
     Only waiting for the device is done by both threads at a time: the runner is used under a lock. ``begin``: what that
-    thread does first.
+    thread does first. ``announce``: called with the number of plans in flight, whenever it changes, and the seconds of
+    the shortest of the last steps.
     """
 
     def __init__(
@@ -71,8 +74,12 @@ class PlansAhead:
         send: Send,
         computing: Computing = nullcontext,
         begin: Callable[[], object] = lambda: None,
+        announce: Callable[[int, float], object] = lambda num_plans, step_s: None,
     ) -> None:
         self._runner, self._send, self._computing, self._begin = runner, send, computing, begin
+        self._announce = announce
+        self._num_in_flight = 0
+        self._step_s: deque[float] = deque(maxlen=_LAST_STEPS)
         self._lock = threading.Lock()
         self._launched: SimpleQueue[tuple[StepPlan, InFlight] | None] = SimpleQueue()
         self._num_collected = 0
@@ -94,6 +101,8 @@ class PlansAhead:
     def compute(self, plan: StepPlan) -> None:
         with self._lock, self._computing():
             in_flight = self._runner.launch(plan)
+            self._num_in_flight += 1
+            self._announce(self._num_in_flight, min(self._step_s, default=0.0))
         self._launched.put((plan, in_flight))
 
     def progress(self) -> int:
@@ -114,6 +123,10 @@ class PlansAhead:
         in_flight.wait()
         with self._lock:
             result = self._runner.collect(in_flight)
+            self._num_in_flight -= 1
+            if result.forward_s:
+                self._step_s.append(result.forward_s)
+            self._announce(self._num_in_flight, min(self._step_s, default=0.0))
         if plan.steps:
             self._send(result)
         self._num_collected += 1

@@ -35,10 +35,10 @@ from mmserve.processors.registry import processor_for
 from mmserve.runtime.cpu.compute_progress import ComputeProgress
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.runtime.memory import allocator
-from mmserve.visualserver.batches.encode import ComputeRows, Encoder
+from mmserve.visualserver.batches.encode import HOST, ComputeRows, Encoder, EncoderDevice
 from mmserve.visualserver.batches.guarded_decode import GuardedDecoder
 from mmserve.visualserver.batches.image_decode import ImageDecoder
-from mmserve.visualserver.batches.towers import computing_rows
+from mmserve.visualserver.batches.towers import computing_rows, encoder_device, slices_of
 from mmserve.visualserver.batches.work_journal import WorkJournal
 from mmserve.visualserver.offload import Offload
 from mmserve.visualserver.pipeline import Pipeline
@@ -82,25 +82,27 @@ def run(process: Process) -> None:
     counter = _row_counter(process, tower) if isinstance(tower, CountsRows) else None
     processor = processor_for(deployment.model)
     assert processor is not None, "a text model has no visual server"
-    rows_of = _sharing_cores(computing_rows(tower, processor.form, platform), process, platform, busy_towers)
-    serve(process, rows_of, counter, platform.use_in_thread)
+    slices = slices_of(tower, process, platform)
+    rows_of = computing_rows(tower, processor.form, platform, slices)
+    rows_of = _sharing_cores(rows_of, process, platform, busy_towers)
+    serve(process, rows_of, counter, encoder_device(platform, process.arena, slices))
 
 
 def serve(
     process: Process,
     tower: ComputeRows,
     counter: RowCounter | None = None,
-    begin: Callable[[], object] = lambda: None,
+    device: EncoderDevice = HOST,
 ) -> None:
     """Serve with this tower until SIGTERM. A SIGTERM before the event loop handles it raises Stop.
 
-    ``counter``: of a tower that counts rows. It is closed. ``begin``: what the thread that calls the tower does first.
+    ``counter``: of a tower that counts rows. It is closed. ``device``: the tower's.
     """
     cache = connect(process.endpoints, process.name, batched=process.deployment.config.enable_concurrent_alloc)
     decode_threads = min(_MAX_DECODE_THREADS, _threads(process.deployment))
     with ThreadPoolExecutor(decode_threads, "pixels") as pool:
         try:
-            asyncio.run(_serve(process, tower, cache, pool, counter, begin))
+            asyncio.run(_serve(process, tower, cache, pool, counter, device))
         finally:
             cache.close()
             if counter is not None:
@@ -151,14 +153,14 @@ async def _serve(
     cache: MediaCacheClient,
     pool: ThreadPoolExecutor,
     counter: RowCounter | None = None,
-    begin: Callable[[], object] = lambda: None,
+    device: EncoderDevice = HOST,
 ) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     inbox: AsyncReceiver[VisualInbound] = AsyncReceiver(process.endpoints.visual(process.index), VisualInbound)
     router: Sender[EngineInbound] = Sender(process.endpoints.router, EngineInbound)
     metrics = MetricsClient(process.endpoints, process.name)
-    pipeline = _pipeline(process, tower, cache, pool, metrics, router.send, begin)
+    pipeline = _pipeline(process, tower, cache, pool, metrics, router.send, device)
     loops = asyncio.gather(
         _receive(inbox, pipeline, router.send, counter), pipeline.run(), _beat(process, pipeline, metrics)
     )
@@ -184,7 +186,7 @@ def _pipeline(
     pool: ThreadPoolExecutor,
     metrics: MetricsClient,
     emit: Callable[[EngineInbound], object],
-    begin: Callable[[], object],
+    device: EncoderDevice,
 ) -> Pipeline:
     deployment, arena = process.deployment, process.arena
     processors = image_processors_for(deployment.model)
@@ -201,12 +203,12 @@ def _pipeline(
         queue,
         PermitClient(cache, config.mm_queue_timeout),
         ImageDecoder(pictures, arena, cache, pool),
-        Encoder(tower, DTYPES[deployment.activation_dtype], arena, cache, journal, _tower_images(deployment)),
+        Encoder(tower, DTYPES[deployment.activation_dtype], arena, cache, journal, _tower_images(deployment), device),
         metrics,
         emit,
         _batch_images(deployment),
         None if config.encoders is None else Offload(queue, _encoders(process, arena), cache),
-        begin,
+        device.begin,
     )
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from mmserve.ipc.arena import Arena
 from mmserve.model_backend.platforms.reference import TorchPlatform
 
 T = TypeVar("T")
@@ -213,6 +215,51 @@ class _LateCopy:
         return self._host
 
 
+class LateRowCopies:
+    """See ``model_backend.row_copies.RowCopies``. Nothing is copied before somebody waits for the copies, and that
+    computes nothing of the device's other queue."""
+
+    late = True
+
+    def __init__(self, queue: LateDevice) -> None:
+        self._queue = queue
+        self._under_way: deque[Callable[[], object]] = deque()
+
+    def read(self, rows: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], _Flags]:
+        with _disable_current_modes():
+            copied = [LateTensor(self._queue, torch.empty_like(each, device=DEVICE)) for each in rows]
+        flags = _Flags()
+
+        def copy() -> None:
+            for late, each in zip(copied, rows, strict=True):
+                late.numbers = each.clone()
+            flags.found = torch.stack([torch.isfinite(each).all() for each in rows])
+
+        self._under_way.append(copy)
+        if self._queue.loading:
+            self.wait()
+        return list(copied), flags
+
+    def write(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for source, target in rows:
+            numbers = source.numbers if isinstance(source, LateTensor) else source
+            assert numbers is not None, "it has been computed"
+            self._under_way.append(partial(target.copy_, numbers))
+
+    def wait(self) -> None:
+        with _disable_current_modes():
+            while self._under_way:
+                self._under_way.popleft()()
+
+
+class _Flags:
+    found: torch.Tensor | None = None
+
+    def wait(self) -> torch.Tensor:
+        assert self.found is not None, "the copies were not waited for"
+        return self.found
+
+
 class LatePlatform(TorchPlatform):
     """See ``platforms.interface.Platform``."""
 
@@ -223,5 +270,5 @@ class LatePlatform(TorchPlatform):
     def transfers(self) -> LateTransfers:
         return LateTransfers(self.queue)
 
-    def wait_for_copies(self) -> None:
-        self.queue.finish()
+    def row_copies(self, arena: Arena | None) -> LateRowCopies:
+        return LateRowCopies(self.queue)

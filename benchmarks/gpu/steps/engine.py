@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.checks import Checks, Figures, Settings
@@ -13,6 +16,7 @@ from benchmarks.gpu.rates.floors import decode_s, prefill_s, tower_operations
 
 if TYPE_CHECKING:
     from benchmarks.gpu.models.engine import Engine
+    from mmserve.runtime.step_times import StepTimes
 
 _FP8 = ", FP8"
 """Behind a model's name: its layers are quantised."""
@@ -28,7 +32,9 @@ _STEPS, _SMALL_STEPS = 30, 3
 _PROFILED_STEPS = 4
 _PICTURES, _GRID, _SMALL_GRID = 8, (1, 34, 46), (1, 4, 6)
 """Patches (frames, rows, columns) of a picture of 640 x 480."""
-_TOWER = "Qwen2.5-VL-7B"
+_TOWER, _BESIDE = "Qwen2.5-VL-7B", "Llama-3.1-8B"
+_SHARE = 0.3
+"""The default of --visual-share."""
 
 
 class _Models:
@@ -71,6 +77,8 @@ def run(checks: Checks, settings: Settings) -> None:
         checks.run(f"{name}, graphs", partial(_graphs, models, name))
         for batch in batches:
             checks.run(f"{name}, decode, {batch}", partial(_decode, models, name, batch))
+        if name == _BESIDE:
+            checks.run(f"{name}, decode beside a tower", partial(_beside_tower, models, name, batches[1]))
         for tokens in prompts:
             checks.run(f"{name}, prompt of {tokens}", partial(_prompt, models, name, tokens))
     checks.run(f"{_TOWER}, tower", partial(_tower, models))
@@ -154,6 +162,50 @@ def _beside_replays(replay: Callable[[], object] | None, period_s: float, settin
         "us of the host a replay": 1e6 * host_s,
         "idle of the device, by events": idle(period_s, busy_s),
     }
+
+
+def _beside_tower(models: _Models, name: str, batch: int) -> Figures:
+    """Decode steps alone, and while another process encodes pictures on the device: bounded, and not."""
+    from benchmarks.gpu.models.flood import Flood
+    from mmserve.runtime.step_times import StepTimes
+
+    settings, engine = models.settings, models.engine(name)
+    steps, context = (_SMALL_STEPS, _SMALL_CONTEXT) if settings.small else (_STEPS, _CONTEXT)
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made) / "times"
+        times = StepTimes(path, 1)
+        with Flood(settings, path) as flood:
+            engine.start_decoding(batch, context)
+            try:
+                engine.decode_steps(2)
+                found = _step_figures("alone", _announced_steps(engine, times, steps))
+                for label, share in (("bounded", _SHARE), ("without a bound", 1.0)):
+                    flood.begin(share)
+                    started_s = time.perf_counter()
+                    found |= _step_figures(label, _announced_steps(engine, times, steps))
+                    seconds = time.perf_counter() - started_s
+                    found[f"pictures/s, {label}"] = flood.end() / seconds
+            finally:
+                engine.stop()
+    worst = "ms of the slowest 5 %, "
+    return found | {"alone over bounded": found[worst + "alone"] / found[worst + "bounded"]}
+
+
+def _announced_steps(engine: Engine, times: StepTimes, count: int) -> list[float]:
+    """Seconds of each, as a rank tells them to visual servers."""
+    found: list[float] = []
+    for _ in range(count):
+        times.write(0, 1, min(found[-8:], default=0.0))
+        found += engine.decode_steps(1)
+    times.write(0, 0, 0.0)
+    return found
+
+
+def _step_figures(label: str, seconds: list[float]) -> dict[str, float]:
+    from benchmarks.gpu.models.engine import median
+
+    worst = sorted(seconds)[-max(1, len(seconds) // 20) :]
+    return {f"ms, {label}": 1e3 * median(seconds), f"ms of the slowest 5 %, {label}": 1e3 * sum(worst) / len(worst)}
 
 
 def _prompt(models: _Models, name: str, tokens: int) -> Figures:

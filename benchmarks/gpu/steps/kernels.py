@@ -1,4 +1,4 @@
-"""Step 2: every kernel against float64 on new inputs, twice for the same bits; sampling against the CPU's."""
+"""Step 2: every kernel against float64 on new inputs, twice for the same bits; sampling against the CPU's; pictures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def run(checks: Checks, settings: Settings) -> None:
     checks.run("imports", lambda: _imports(settings))
     if not checks.figures("imports"):
         return
-    from benchmarks.gpu.kernels import sampling
+    from benchmarks.gpu.kernels import pictures, sampling
     from benchmarks.gpu.kernels.case import benches, compare
     from benchmarks.gpu.kernels.registry import KERNELS
 
@@ -24,6 +24,8 @@ def run(checks: Checks, settings: Settings) -> None:
                 checks.run(f"{kernel.name}, {bench.name}, {case.name}", partial(compare, bench, case))
     for name, rows, vocab in sampling.names(settings):
         checks.run(name, partial(sampling.compare, settings, rows, vocab))
+    for name, check in pictures.checks(settings):
+        checks.run(name, check)
 
 
 def _imports(settings: Settings) -> Figures:

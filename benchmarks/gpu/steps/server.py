@@ -84,6 +84,7 @@ class _Server:
 
     def start(self) -> Figures:
         from benchmarks.gpu.models.checkpoint import write
+        from benchmarks.gpu.models.loading import load_decoder_s
         from benchmarks.load.server import serve
 
         self._tried = True
@@ -91,10 +92,17 @@ class _Server:
         write(self._path, (SMALL if self._settings.small else SHAPES)[self._path.name], self._settings)
         _free_device(self._settings)
         times.append(time.perf_counter())
+        load_s, nbytes = load_decoder_s(self._path, self._settings)
+        times.append(time.perf_counter())
         started = serve(*FLAGS[self._settings.device], model=str(self._path))
         self._target = self._stack.enter_context(started)
         times.append(time.perf_counter())
-        return {"s of writing weights": times[1] - times[0], "s to ready": times[2] - times[1]}
+        return {
+            "s of writing weights": times[1] - times[0],
+            "s of loading the decoder": load_s,
+            "bytes/s of loading": nbytes / load_s,
+            "s to ready": times[3] - times[2],
+        }
 
     def target(self) -> Any:
         """Raises Skipped if the server did not start."""

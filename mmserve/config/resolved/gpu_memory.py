@@ -103,6 +103,11 @@ def card_of(index: int, devices: Sequence[int], num_cards: int) -> int:
     return card
 
 
+def ranks_on(card: int, ranks: int, num_cards: int) -> tuple[int, ...]:
+    """Those of so many ranks that are on this card."""
+    return tuple(rank for rank in range(ranks) if card_of(rank, (), num_cards) == card)
+
+
 def shares_cards(devices: Sequence[int], ranks: int) -> bool:
     """True if a visual server may be on a rank's card."""
     return not devices or min(devices) < ranks

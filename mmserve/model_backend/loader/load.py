@@ -38,7 +38,15 @@ def load_decoder(
     context = checkpoint.context(platform.layer_context(tp, quantization), platform)
     decoder = family.decoder(model.text, attention, context)
     finisher = LayerFinisher(decoder.modules())
-    weights.load(model.path, ("text.",), checkpoint.canonical_name, decoder.targets(), progress, finisher.loaded)
+    weights.load(
+        model.path,
+        ("text.",),
+        checkpoint.canonical_name,
+        decoder.targets(),
+        progress,
+        finisher.loaded,
+        platform.weight_copies(),
+    )
     return decoder
 
 
@@ -56,6 +64,6 @@ def load_tower(model: ModelSpec, platform: Platform, progress: Progress) -> Towe
     context = checkpoint.context(platform.layer_context(TpGroup()), platform)
     tower = family.tower(spec, model.text.hidden_size, context)
     finisher = LayerFinisher(tower.modules())
-    namespaces = ("vision.", "projector.")
-    weights.load(model.path, namespaces, checkpoint.canonical_name, tower.targets(), progress, finisher.loaded)
+    namespaces, copy = ("vision.", "projector."), platform.weight_copies()
+    weights.load(model.path, namespaces, checkpoint.canonical_name, tower.targets(), progress, finisher.loaded, copy)
     return tower

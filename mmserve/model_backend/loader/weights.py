@@ -1,7 +1,7 @@
 """Streams a checkpoint's safetensors or GGUF files into the parts of parameters that this process holds.
 
-A model says where each tensor goes (``Target``). Only that part is read from the file, so host memory holds at most one
-part besides the parameters.
+A model says where each tensor goes (``Target``). Only that part is read from the file, whose pages are mapped: nothing
+is copied in host memory but what the platform's copies need (``weight_copy``).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mmserve.checkpoint.gguf.tensor_types import QUANTIZED
 from mmserve.model_backend.layers.target import Targets
 from mmserve.model_backend.loader.gguf_file import GgufFile
 from mmserve.model_backend.loader.stored_parts import StoredPart, stored_parts
+from mmserve.model_backend.weight_copy import Copy, plain_copy
 from mmserve.runtime.errors import StartupError
 
 Progress = Callable[[int, int, str], None]
@@ -41,6 +42,7 @@ def load(
     targets: Targets,
     progress: Progress,
     loaded: Callable[[str], object] = lambda name: None,
+    copy: Copy = plain_copy,
 ) -> None:
     """Fill every target from the checkpoint. ``namespaces``: prefixes of the canonical names that this process loads.
 
@@ -57,7 +59,7 @@ def load(
     done_nbytes = 0
     progress(0, total_nbytes, "bytes")
     for part in parts:
-        part.copy()
+        part.load(copy)
         loaded(part.canonical_name)
         done_nbytes += part.nbytes
         progress(done_nbytes, total_nbytes, "bytes")
@@ -75,11 +77,11 @@ class _Part:
     def canonical_name(self) -> str:
         return self.stored.name
 
-    def copy(self) -> None:
+    def load(self, copy: Copy) -> None:
         target = self.stored.target
         if target.into.is_meta:
             return  # A model without memory: only names, shapes and dtypes are checked.
-        target.into.copy_(self.stored.read(self.slice))
+        copy(target.into, self.stored.read(self.slice))
         if target.offset:
             target.into.add_(target.offset)
 

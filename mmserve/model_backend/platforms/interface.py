@@ -24,7 +24,9 @@ from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.sampling import TokenSampling
+from mmserve.model_backend.row_copies import RowCopies
 from mmserve.model_backend.transfers import Transfers
+from mmserve.model_backend.weight_copy import Copy
 
 
 class ForwardExecutor(Protocol):
@@ -111,6 +113,10 @@ class Platform(Protocol):
         """
         ...
 
+    def weight_copies(self) -> Copy:
+        """From the pages of checkpoints' files to parameters. Keeps memory as long as it is held."""
+        ...
+
     # Memory.
 
     def allocate_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -152,12 +158,8 @@ class Platform(Protocol):
         """
         ...
 
-    def pin(self, arena: Arena) -> None:
-        """Prepare the arena for asynchronous copies to the device."""
-        ...
-
-    def wait_for_copies(self) -> None:
-        """Block until all copies to the device issued so far are done."""
+    def row_copies(self, arena: Arena | None) -> RowCopies:
+        """Between the arena, which is prepared for it, and the device. Once a process. None: rows come otherwise."""
         ...
 
     # Threads.

@@ -28,7 +28,9 @@ from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.sampling import TokenSampling, TorchSampling
+from mmserve.model_backend.row_copies import PlainRowCopies, RowCopies
 from mmserve.model_backend.transfers import PlainTransfers, Transfers
+from mmserve.model_backend.weight_copy import Copy, plain_copy
 from mmserve.runtime.errors import StartupError
 
 
@@ -220,6 +222,9 @@ class TorchPlatform:
     def transfers(self) -> Transfers:
         return PlainTransfers(self.device)
 
+    def weight_copies(self) -> Copy:
+        return plain_copy
+
     def allocate_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device).zero_()
 
@@ -247,11 +252,8 @@ class TorchPlatform:
     def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
         pass
 
-    def pin(self, arena: Arena) -> None:
-        pass
-
-    def wait_for_copies(self) -> None:
-        pass
+    def row_copies(self, arena: Arena | None) -> RowCopies:
+        return PlainRowCopies()
 
     def place(self, rank: int, size: int) -> None:
         pass

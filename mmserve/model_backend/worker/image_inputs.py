@@ -1,9 +1,9 @@
 """Copies image embeddings from the arena over the token embeddings of one step.
 
-Rows go from where the encoder wrote them to where the model reads them: on a GPU by asynchronous copies out of the
-pinned arena, otherwise by one copy out of a view. Handles are checked before and after the copies. A stale handle
-fails the step of its own sequence, not the forward pass. With several ranks the statuses are reduced to the worst of
-all ranks, so that all ranks compute the same batch.
+Rows go from where the encoder wrote them to where the model reads them: on a GPU by its copy engines, which wait for
+no step that was launched before (``row_copies``), otherwise by one copy out of a view. Handles are checked before and
+after the copies. A stale handle fails the step of its own sequence, not the forward pass. With several ranks the
+statuses are reduced to the worst of all ranks, so that all ranks compute the same batch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.transfers import HostCopy
 from mmserve.model_backend.worker.embedding_source import EmbeddingSource
 from mmserve.model_backend.worker.forward_batch import ForwardBatch
 from mmserve.model_backend.worker.input_batch import InputBatch
@@ -80,8 +81,8 @@ class ImageEmbeddingWriter:
     ) -> None:
         self._source, self._tp, self._platform, self._streams = source, tp, platform, streams
         self._row_nbytes = streams * hidden_size * platform.dtype.itemsize
-        if isinstance(source, Arena):
-            platform.pin(source)
+        self._copies = platform.row_copies(source if isinstance(source, Arena) else None)
+        self._transfers = platform.transfers()
 
     def scatter(
         self, input_batch: InputBatch, batch: ForwardBatch, hidden: torch.Tensor
@@ -89,21 +90,22 @@ class ImageEmbeddingWriter:
         """Overwrite the token embeddings [T, hidden] of image tokens.
 
         Returns a failure for each step whose embeddings some rank could not read, and the rows' further streams. The
-        arena is not read any more when this returns: in a step with images it waits for its copies.
+        arena is not read any more when this returns or raises: it waits for its own copies, and with several ranks for
+        the others' statuses.
         """
         chunks = _chunks_with_images(input_batch, batch)
         if not chunks:
             return [], None
         deepstack = self._deepstack_rows(chunks, hidden) if self._streams > 1 else None
-        statuses = torch.stack([self._scatter_chunk(chunk, hidden, deepstack) for chunk in chunks])
-        # The leases end once the step's result is sent: no copy may be under way then.
-        self._platform.wait_for_copies()
-        for index, chunk in enumerate(chunks):
-            if not self._is_valid(chunk):
-                statuses[index] = _LOST
+        try:
+            begun = [self._begin(chunk, hidden, deepstack) for chunk in chunks]
+        finally:
+            # The leases end once the step's result, or its error, is known: no copy may be under way then.
+            self._copies.wait()
+        statuses = self._tp.worst([self._status(chunk, *each) for chunk, each in zip(chunks, begun, strict=True)])
         failures = [
             SlotFailure(slot=chunk.step.slot, media_lost=status == _LOST, message=_MESSAGES[status])
-            for chunk, status in zip(chunks, self._tp.max(statuses).tolist(), strict=True)
+            for chunk, status in zip(chunks, statuses, strict=True)
             if status != _READ
         ]
         return failures, deepstack
@@ -113,38 +115,38 @@ class ImageEmbeddingWriter:
         pieces = [piece for chunk in chunks for piece in chunk.pieces]
         rows = torch.cat([torch.arange(piece.row, piece.row + piece.end - piece.first) for piece in pieces])
         values = hidden.new_empty(self._streams - 1, len(rows), hidden.shape[1])
-        return DeepStackRows(rows.to(hidden.device), values)
+        return DeepStackRows(self._transfers.to_device(rows), values)
 
-    def _scatter_chunk(
+    def _begin(
         self, chunk: _ChunkWithImages, hidden: torch.Tensor, deepstack: DeepStackRows | None
-    ) -> torch.Tensor:
-        """Status, int64 [], as far as it is known before the copies are done."""
-        status = torch.tensor(_READ, device=hidden.device)
+    ) -> tuple[int, HostCopy | None]:
+        """The status so far, and whether the numbers of each piece are finite, if they are being copied."""
         try:
-            for piece in chunk.pieces:
-                status = torch.where(self._scatter_piece(piece, hidden, deepstack), status, _BROKEN)
+            rows, finite = self._copies.read([self._rows(each.span, each.first, each.end) for each in chunk.pieces])
+            for piece, numbers in zip(chunk.pieces, rows, strict=True):
+                self._place(piece, numbers, hidden, deepstack)
         except StaleHandle:
-            status = torch.tensor(_LOST, device=hidden.device)
+            return _LOST, None
         except Exception as error:  # the boundary of one sequence
             # One rank tries the step again in parts. Several ranks only meet again where they compare statuses.
             if self._tp.size == 1 or is_fatal_device_error(error):
                 raise
             logger.exception("the embedding of an image could not be read")
-            status = torch.tensor(_FAILED, device=hidden.device)
-        return status
+            return _FAILED, None
+        return _READ, finite
 
-    def _scatter_piece(self, piece: _Piece, hidden: torch.Tensor, deepstack: DeepStackRows | None) -> torch.Tensor:
-        """Bool []: all numbers are finite. Raises StaleHandle."""
+    def _place(self, piece: _Piece, rows: torch.Tensor, hidden: torch.Tensor, deepstack: DeepStackRows | None) -> None:
         count = piece.end - piece.first
-        target = hidden[piece.row : piece.row + count]
-        rows = self._rows(piece.span, piece.first, piece.end)
-        if deepstack is None:
-            target.copy_(rows.view_as(target), non_blocking=True)
-            return torch.isfinite(target).all()
-        wide = rows.to(hidden.device, non_blocking=True).view(count, self._streams, -1)
-        target.copy_(wide[:, 0])
-        deepstack.values[:, piece.offset : piece.offset + count] = wide[:, 1:].transpose(0, 1)
-        return torch.isfinite(wide).all()
+        wide = rows.view(count, self._streams, -1)
+        hidden[piece.row : piece.row + count].copy_(wide[:, 0])
+        if deepstack is not None:
+            deepstack.values[:, piece.offset : piece.offset + count] = wide[:, 1:].transpose(0, 1)
+
+    def _status(self, chunk: _ChunkWithImages, so_far: int, finite: HostCopy | None) -> int:
+        """Once the copies are over."""
+        if not self._is_valid(chunk):
+            return _LOST
+        return so_far if finite is None or bool(finite.wait().all()) else _BROKEN
 
     def _rows(self, span: MediaSpan, first: int, end: int) -> torch.Tensor:
         """View of the elements of rows [first, end) of a span's embedding. Raises StaleHandle."""

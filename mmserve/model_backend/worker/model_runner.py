@@ -148,8 +148,8 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> InFlight:
         """Apply the plan's changes and issue its steps, without waiting for the result of an earlier plan.
 
-        Steps read tokens that earlier plans sampled from ``last_token`` on the device. Three exceptions read the
-        device: a step with images waits for its copies; a step whose logits processors count tokens, and a plan that
+        Steps read tokens that earlier plans sampled from ``last_token`` on the device. A step with images waits for its
+        copies alone. Two exceptions read the device: a step whose logits processors count tokens, and a plan that
         brings tokens or drafts, wait until the tokens of earlier plans are known. Ranks wait for each other's hosts
         alone. Plans must be collected in the order in which they were launched.
         """

@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.platforms.device import is_fatal_device_error, is_out_of_memory
+from mmserve.model_backend.row_copies import PlainRowCopies, RowCopies
+from mmserve.model_backend.transfers import PlainTransfers, Transfers
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.visualserver.batches.image_decode import DecodedBatch
@@ -22,6 +26,23 @@ ComputeRows = Callable[[Sequence[PixelTensors]], list[torch.Tensor]]
 """A vision tower behind the pixels' way to it: the rows [rows, streams * hidden] of each picture."""
 
 logger = logging.getLogger(__name__)
+
+
+class EncoderDevice(NamedTuple):
+    """What the thread that encodes has of its platform."""
+
+    begin: Callable[[], object]
+    """What it does first."""
+    transfers: Transfers
+    copies: RowCopies
+    """Into the arena."""
+    release_memory: Callable[[], object] = lambda: None
+    """Return what the allocator keeps, after memory has run out."""
+    num_pictures: Callable[[Sequence[int]], int] = len
+    """How many of the next pictures, with so many bytes of pixels, one call of the tower gets; at least one."""
+
+
+HOST = EncoderDevice(lambda: None, PlainTransfers(torch.device("cpu")), PlainRowCopies())
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,8 @@ class EncoderBatch:
 class Encoder:
     """Runs the tower. ``encode`` is not thread-safe and blocks, so never call it on the event loop.
 
-    ``tower_images``: most images of one call of the tower, whose intermediate results take memory.
+    ``tower_images``: most images of one call of the tower, whose intermediate results take memory. ``device``: the
+    tower's.
     """
 
     def __init__(
@@ -58,6 +80,7 @@ class Encoder:
         cache: MediaCacheClient,
         journal: WorkJournal,
         tower_images: int,
+        device: EncoderDevice = HOST,
     ) -> None:
         self._tower = tower
         self._tower_images = tower_images
@@ -65,6 +88,7 @@ class Encoder:
         self._arena = arena
         self._cache = cache
         self._journal = journal
+        self._device = device
 
     def take(self, decoded: DecodedBatch) -> EncoderBatch:
         """Move the views out of ``decoded``, without a copy."""
@@ -75,8 +99,8 @@ class Encoder:
     def encode(self, batches: list[EncoderBatch]) -> EncodeResult:
         """Encode all batches. Clears the list, so that the views are freed once they are encoded.
 
-        After an error (out of memory, for example) each image of a call of the tower is encoded alone, and only those
-        fail that fail again. When memory has run out, later calls have half as many images.
+        When memory has run out in a call of the tower, its halves are tried, and later calls have half as many images.
+        After another error each image of the call is encoded alone. Only those fail that fail alone.
         If this server has died during the work on one of them, each is encoded alone too, to find out which one it is.
         Raises the tower's error if the device is lost.
         """
@@ -87,24 +111,29 @@ class Encoder:
         outcomes: dict[int, Outcome] = {}
         left = list(images)
         while left:
-            part, count = left[: self._tower_images], self._tower_images
-            outcomes |= self._encode_part(part, views[:count])
+            count = self._device.num_pictures([each.pixels.nbytes for each in views[: self._tower_images]])
+            outcomes |= self._encode_part(left[:count], views[:count])
             del left[:count], views[:count]
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
         return EncodeResult(reported(self._cache, outcomes), time.monotonic() - started_s, written_nbytes)
 
     def _encode_part(self, images: Sequence[Image], views: Sequence[PixelTensors]) -> dict[int, Outcome]:
+        out_of_memory = False
         if not any(self._journal.num_deaths(image.item_id) for image in images):
             try:
                 return self._encode(images, views)
             except Exception as error:  # the boundary of one batch
                 if is_fatal_device_error(error):
                     raise
-                logger.exception("a batch of %d images failed, trying them one by one", len(images))
-                if is_out_of_memory(error) and len(images) > 1:
-                    self._tower_images = len(images) // 2
-                    logger.warning("memory ran out: from now on at most %d images together", self._tower_images)
+                out_of_memory = is_out_of_memory(error)
+                logger.exception("a batch of %d images failed, trying parts of it", len(images))
         outcomes: dict[int, Outcome] = {}
+        if out_of_memory:  # here, where the error does not keep the tower's intermediate results any more
+            self._device.release_memory()
+            if half := len(images) // 2:
+                self._tower_images = min(self._tower_images, half)
+                logger.warning("memory ran out: from now on at most %d images together", self._tower_images)
+                return self._encode_part(images[:half], views[:half]) | self._encode_part(images[half:], views[half:])
         for image, each in zip(images, views, strict=True):
             outcomes |= self._encode_alone(image, each)
             self._journal.clear([image.item_id])
@@ -122,22 +151,32 @@ class Encoder:
     def _encode(self, images: Sequence[Image], views: Sequence[PixelTensors]) -> dict[int, Outcome]:
         with self._journal.working(item_ids(images), ends_process=is_fatal_device_error):
             rows = [each.to(self._dtype) for each in self._tower(views)]
-            return {
-                image.item_id: self._write(image, each) if finite else NOT_FINITE
-                for image, each, finite in zip(images, rows, _finite(rows), strict=True)
-            }
+            finite = self._device.transfers.to_host(_finite(rows)).wait().tolist()
+            outcomes = {image.item_id: NOT_FINITE for image in images}
+            good = [(image, each) for image, each, is_finite in zip(images, rows, finite, strict=True) if is_finite]
+            return outcomes | self._write(good)
 
-    def _write(self, image: Image, rows: torch.Tensor) -> Outcome:
-        """Copy rows [rows, streams * hidden] in the deployment's dtype from the device into the extent.
+    def _write(self, good: Sequence[tuple[Image, torch.Tensor]]) -> dict[int, Outcome]:
+        """Copy rows [rows, streams * hidden] in the deployment's dtype from the device into the extents, all at a time.
 
-        Raises an error if they are not as many as the extent has room for.
+        Raises an error if they are not as many as an extent has room for; none of them is sealed then.
         """
-        try:
-            with self._arena.writing(image.embed) as payload:
-                torch.frombuffer(payload, dtype=self._dtype).view(rows.shape).copy_(rows)
-        except StaleHandle:
-            return LOST
-        return ENCODED
+        outcomes: dict[int, Outcome] = {}
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with ExitStack() as writing:
+            for image, rows in good:
+                try:
+                    payload = writing.enter_context(self._arena.writing(image.embed))
+                except StaleHandle:
+                    outcomes[image.item_id] = LOST
+                    continue
+                outcomes[image.item_id] = ENCODED
+                pairs.append((rows, torch.frombuffer(payload, dtype=self._dtype).view(rows.shape)))
+            try:
+                self._device.copies.write(pairs)
+            finally:
+                self._device.copies.wait()  # before the extents are given free
+        return outcomes
 
 
 def reported(cache: MediaCacheClient, outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
@@ -156,9 +195,9 @@ def reported(cache: MediaCacheClient, outcomes: dict[int, Outcome]) -> dict[int,
     }
 
 
-def _finite(rows: Sequence[torch.Tensor]) -> list[bool]:
-    """Whether all numbers of each image's rows are finite.
+def _finite(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Bool [images]: whether all numbers of each image's rows are finite.
 
     A sum is NaN or infinite if one of its numbers is. It takes a fifteenth of the time of ``isfinite`` on each number.
     """
-    return torch.stack([each.sum(dtype=torch.float32) for each in rows]).isfinite().tolist()
+    return torch.stack([each.sum(dtype=torch.float32) for each in rows]).isfinite()

@@ -27,7 +27,7 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.registry import processor_for
-from mmserve.visualserver.batches.encode import ComputeRows
+from mmserve.visualserver.batches.encode import HOST, ComputeRows
 from mmserve.visualserver.batches.towers import computing_rows
 from mmserve.visualserver.run import _serve
 from tests.fakes.cache import serving_cache
@@ -185,7 +185,9 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
             stack.callback(socket.close)
         pool = stack.enter_context(ThreadPoolExecutor(2))
         served_tower = _real_tower(process) if model else tower
-        server = asyncio.create_task(_serve(process, served_tower, clients[1], pool, begin=tower.begin))
+        server = asyncio.create_task(
+            _serve(process, served_tower, clients[1], pool, device=HOST._replace(begin=tower.begin))
+        )
         try:
             yield Stack(process, tower, arena, clients[0], visual, router, server, cache, table)
         finally:

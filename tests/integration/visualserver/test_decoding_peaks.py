@@ -17,4 +17,4 @@ def test_the_peak_of_every_format_mode_and_orientation_is_within_the_estimate(tm
     assert len(cases) > 40
     assert {name: (peak, estimate) for name, peak, estimate in cases if peak > 1.1 * estimate} == {}
     # No estimate is so high that pictures wait for memory that nobody uses.
-    assert {name: (peak, estimate) for name, peak, estimate in cases if estimate > 1.7 * peak + 4 * MIB} == {}
+    assert {name: (peak, estimate) for name, peak, estimate in cases if estimate > 1.8 * peak + 4 * MIB} == {}

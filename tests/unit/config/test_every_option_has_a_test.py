@@ -91,6 +91,7 @@ SHOWN_BY = {
     "visual_workers": f"{PLAN}::test_topology_counts_and_titles",
     "enforce_eager": "unit/model_backend/worker/test_kv_cache.py::test_the_cache_takes_what_steps_and_graphs_leave",
     "visual_devices": f"{PLAN}::test_a_rank_starts_after_the_visual_servers_of_its_card",
+    "visual_share": "unit/visualserver/test_card.py::test_a_tower_on_a_ranks_card_is_bounded",
     "gpu_memory_utilization": "unit/model_backend/worker/test_kv_cache.py"
     "::test_the_cache_takes_what_steps_and_graphs_leave",
     "visual_batch_size": f"{PERMITS}::test_a_request_with_more_images_than_a_batch_completes_under_one_permit",

@@ -56,6 +56,8 @@ class Fakes:
         self.sent: SimpleQueue[int] = SimpleQueue()
         self.beats: list[tuple[bool, bool]] = []
         self.fails_at = 0
+        self.seconds: Iterator[float] = iter(())
+        """Of the steps."""
 
     def launch(self, plan: StepPlan) -> InFlight:
         self.launched.append(InFlight(plan))
@@ -65,7 +67,7 @@ class Fakes:
         if in_flight.plan.step_id == self.fails_at:
             raise RuntimeError("the device is lost")
         self.collected.append(in_flight.plan.step_id)
-        return StepResult(step_id=in_flight.plan.step_id, tokens=())
+        return StepResult(step_id=in_flight.plan.step_id, tokens=(), forward_s=next(self.seconds, 0.0))
 
     def send(self, result: StepResult) -> None:
         self.sent.put(result.step_id)
@@ -218,3 +220,19 @@ def test_a_thread_collects_what_a_late_device_computes(
         found.append(results.get(timeout=30))
     assert ahead.progress() == len(made)
     assert [result.tokens for result in found] == [result.tokens for result in expected]
+
+
+def test_plans_in_flight_are_announced_with_the_shortest_of_the_last_steps() -> None:
+    fakes, said = Fakes(), SimpleQueue[tuple[int, float]]()
+    fakes.seconds = iter([0.02, 0.01, 0.0])  # the last one was not measured
+    with PlansAhead(fakes, fakes.send, announce=lambda *each: said.put(each)) as ahead:  # type: ignore[arg-type]
+        for step_id in (1, 2):
+            ahead.compute(plan(step_id))
+        for in_flight in fakes.launched:
+            in_flight.computed.set()
+        assert [fakes.sent.get() for _ in range(2)] == [1, 2]
+        ahead.compute(plan(3))
+        fakes.launched[-1].computed.set()
+        assert fakes.sent.get() == 3
+    found = [said.get() for _ in range(6)]
+    assert found == [(1, 0.0), (2, 0.0), (1, 0.02), (0, 0.01), (1, 0.01), (0, 0.01)]

@@ -22,11 +22,15 @@ from mmserve.model_backend.platforms.cuda.graphs.capture import CudaCapture
 from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
 from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
 from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.platforms.cuda.row_copies import CudaRowCopies
+from mmserve.model_backend.platforms.cuda.staged import staged_copies
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
+from mmserve.model_backend.row_copies import RowCopies
 from mmserve.model_backend.transfers import Transfers
+from mmserve.model_backend.weight_copy import Copy
 from mmserve.runtime.errors import StartupError
 
 _MORE_FOR_IMAGES_NBYTES = 512 << 20
@@ -107,6 +111,9 @@ class CudaPlatform(TorchPlatform):
     def transfers(self) -> Transfers:
         return CudaTransfers(self.device)
 
+    def weight_copies(self) -> Copy:
+        return staged_copies(self.device)
+
     def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
         if not parts.rungs:
             return None
@@ -150,10 +157,7 @@ class CudaPlatform(TorchPlatform):
     def use_in_thread(self) -> None:
         torch.cuda.set_device(self.device)
 
-    def pin(self, arena: Arena) -> None:
-        pin(arena, self.device)
-
-    def wait_for_copies(self) -> None:
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(torch.cuda.current_stream(self.device))
-        done.synchronize()
+    def row_copies(self, arena: Arena | None) -> RowCopies:
+        if arena is not None:
+            pin(arena, self.device)
+        return CudaRowCopies(self.device)

@@ -83,7 +83,14 @@ def test_goals_of_recorded_figures() -> None:
         },
         step(5, **{"Llama-3.1-8B__decode__1": {"of the floor": 0.8, "idle of the device": 0.4}}),
         step(5, **{"Llama-3.1-8B__decode__64": {"of the floor": 0.7, "idle of the device": 0.2, **EVENTS}}),
-        step(6, **{"text beside pictures": {"itl_p99_ms": 13.0, "itl_p99_ms_alone": 10.0}}),
+        step(5, **{"Llama-3.1-8B__decode beside a tower": {"alone over bounded": 0.8}}),
+        step(
+            6,
+            **{
+                "text beside pictures": {"itl_p99_ms": 13.0, "itl_p99_ms_alone": 10.0},
+                "Qwen2.5-VL-7B__start": {"bytes/s of loading": 5e9},
+            },
+        ),
     ]
     rows = {row["goal"]: (row["got"], row["met"]) for row in goals.rows(recorded)}
     assert rows["tokens of the families in float32 are the CPU's"] == (0.5, "no")
@@ -91,6 +98,8 @@ def test_goals_of_recorded_figures() -> None:
     assert rows["8B, decode at batch 64, of the floor"] == (0.7, "no")
     assert rows["8B, batch 64, the device works between decode steps"] == (0.97, "yes")
     assert rows["ITL p99 of text alone over beside pictures"] == (10 / 13, "yes")
+    assert rows["8B, batch 64, the slowest steps alone over those beside a tower"] == (0.8, "yes")
+    assert rows["bytes/s of weights from the page cache, for an 8B in 10 s"] == (5e9, "yes")
     assert rows["8B, prompt of 8k, of the products' rate"] == (None, "not measured")
 
 

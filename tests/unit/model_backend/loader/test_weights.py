@@ -102,7 +102,7 @@ def test_each_layer_is_packed_when_its_tensors_are_loaded(tmp_path: Path, monkey
     """At most the tensors of one layer are in memory unpacked; the next layer's are not read before."""
     unpacked, most = 0, 0
 
-    def read(part: weights._Part) -> None:
+    def read(part: weights._Part, copy: object) -> None:
         nonlocal unpacked, most
         if part.stored.target.into.dim() == 2:
             unpacked += part.stored.target.into.numel()
@@ -112,7 +112,7 @@ def test_each_layer_is_packed_when_its_tensors_are_loaded(tmp_path: Path, monkey
         nonlocal unpacked
         unpacked -= method.weight.numel()
 
-    monkeypatch.setattr(weights._Part, "copy", read)
+    monkeypatch.setattr(weights._Part, "load", read)
     monkeypatch.setattr(PlainLinear, "finish_loading", pack)
     platform = TorchPlatform(torch.device("cpu"), torch.float32)
     spec = load(make_llama(tmp_path, vocab_size=272))  # which is not padded

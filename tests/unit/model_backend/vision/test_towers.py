@@ -20,6 +20,8 @@ from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower, ViewTensors
 from mmserve.model_backend.vision.parts.tiles import patches_of
 from mmserve.runtime.errors import StartupError
+from mmserve.visualserver.batches.pace import Pace
+from mmserve.visualserver.batches.slices import Slices
 from tests.fakes.checkpoints import rename_weights
 from tests.fakes.vision_checkpoints import IMAGE, make_native_internvl, make_vision
 
@@ -135,6 +137,21 @@ def test_rows_equal_those_of_transformers_alone_and_in_a_batch(
     for rows, alone, wanted in zip(batch, [tower([picture])[0] for picture in pictures], expected, strict=True):
         assert_close(rows, wanted)
         assert torch.equal(rows, alone)
+
+
+def test_a_tower_stops_before_each_of_its_layers_where_it_shares_a_card(
+    directory: Path, pictures: list[ViewTensors]
+) -> None:
+    """See ``visualserver.batches.slices``. Its rows are the same."""
+    tower, waits = tower_of(directory), list[int]()
+    whole = tower(pictures)
+    slices = Slices(tower, Pace(0.3), lambda: 0.001, lambda: waits.append(1), sleep=lambda seconds: None)
+    with slices.call(1):
+        rows = tower(pictures)
+    vision = load(directory).vision
+    assert vision is not None
+    assert len(waits) > vision.num_layers - 2, "a tower may need none of the last ones"
+    assert all(map(torch.equal, rows, whole))
 
 
 def test_rows_of_other_platforms(directory: Path, pictures: list[ViewTensors], expected: list[torch.Tensor]) -> None:

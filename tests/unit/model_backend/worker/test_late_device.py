@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import SequenceStep, StepPlan
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import make_runner
@@ -145,3 +145,38 @@ def test_the_device_notices_who_waits_for_it(directory: Path, device: LateDevice
         tokens.cpu()
     with pytest.raises(HostSync, match="reads"):
         int(tokens[0])
+
+
+def test_memory_that_runs_out_costs_a_retry_of_its_own_plan_in_parts(
+    directory: Path, device: LateDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a prompt's chunk beside a decoding sequence, while the plan before is computed, which nobody waits for."""
+    sampling = SamplingParams(max_tokens=100, temperature=0.0)
+    first, _, *_ = plans(2, sampling)
+    alone = replace(first, new=first.new[:1], steps=first.steps[:1])
+    chunk = NewSequence(slot=2, token_ids=bytes(8 * 12), num_prompt_tokens=12, spans=(), sampling=sampling)
+    beside = StepPlan(
+        step_id=2,
+        new=(chunk,),
+        steps=(SequenceStep(0, first.steps[0].num_tokens, 1, (), True), SequenceStep(2, 0, 12, (20, 21), True)),
+    )
+    expected = run(make_runner(directory), [alone, beside], depth=1)
+    runner = late_runner(directory, device)
+    embed, tries = runner._model.embed, list[int]()
+
+    def short(token_ids: torch.Tensor) -> torch.Tensor:
+        tries.append(len(token_ids))
+        if len(token_ids) > 7:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return embed(token_ids)
+
+    in_flight = [runner.launch(alone)]
+    queued = device.num_queued
+    monkeypatch.setattr(runner._model, "embed", short)
+    in_flight.append(runner.launch(beside))
+    assert device.num_queued > queued
+    found = [runner.collect(each) for each in in_flight]
+    assert [result.tokens for result in found] == [result.tokens for result in expected]
+    assert [result.out_of_memory for result in found] == [False, True]
+    assert not any(result.failures for result in found)
+    assert tries == [13, 6, 7], "halves of the plan, whose chunk is cut"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,15 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
+from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.runtime.errors import Shortage, Unavailable
-from mmserve.visualserver.batches.encode import Encoder, EncoderBatch
+from mmserve.visualserver.batches import encode
+from mmserve.visualserver.batches.encode import HOST, Encoder, EncoderBatch, EncoderDevice
 from mmserve.visualserver.batches.image_decode import DecodedBatch
 from mmserve.visualserver.batches.work_journal import WorkJournal
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome
+from tests.fakes.late_device import LateDevice, LateRowCopies, LateTransfers
 from tests.fakes.media import one_tile
 
 TOKENS, HIDDEN = 3, 4
@@ -210,14 +214,108 @@ def test_an_image_that_ends_the_device_is_found_among_those_of_its_batch(arena: 
     assert WorkJournal(tmp_path / "work", 8).suspects == {6: 3}
 
 
-def test_when_memory_has_run_out_later_calls_have_half_as_many_images(arena: Arena) -> None:
+def test_memory_that_runs_out_costs_a_retry_in_halves_and_no_image(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later calls have as many images as have fitted. The failed call's intermediate results are free before that."""
+    monkeypatch.setattr(encode.logger, "exception", lambda *_: None)  # pytest keeps what is logged, with its frames
     calls: list[int] = []
+    kept: list[weakref.ref[torch.Tensor]] = []
 
     def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         calls.append(len(pictures))
-        return _tower(pictures)
+        assert not any(each() is not None for each in kept)
+        intermediate = torch.zeros(1)
+        kept.append(weakref.ref(intermediate))
+        return [rows + intermediate for rows in _tower(pictures)]
 
-    encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal(), 8)
+    released: list[int] = []
+    device = HOST._replace(release_memory=lambda: released.append(len(calls)))
+    encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal(), 8, device)
     for _ in range(2):
-        assert set(_encode(encoder, _decoded(1, 2, 3, 4)).values()) == {ENCODED}
-    assert calls == [4, 1, 1, 1, 1, 2, 2]
+        assert set(_encode(encoder, _decoded(1, 2, 3, 4, 5)).values()) == {ENCODED}
+    assert calls == [5, 2, 3, 1, 2, 1, 1, 1, 1, 1]
+    assert released == [1, 3]
+
+
+def test_memory_that_runs_out_beside_other_pictures_of_a_late_device_fails_one_that_is_too_large_alone(
+    arena: Arena,
+) -> None:
+    """What was launched before the error computes nothing that anybody reads."""
+    device, calls = LateDevice(), list[list[int]]()
+    late = EncoderDevice(lambda: None, LateTransfers(device), LateRowCopies(device))
+
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
+        values = [int(picture.pixels[0, 0, 0, 0]) for picture in pictures]
+        calls.append(values)
+        rows = [late.transfers.to_device(torch.full((TOKENS, HIDDEN), float(value))).mul(2) for value in values]
+        if len(values) > 2 or 13 in values:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rows
+
+    with device:
+        device.loading = False
+        encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal(), 8, late)
+        decoded = _decoded(5, 6, 13, 7)
+        assert _encode(encoder, decoded) == {5: ENCODED, 6: ENCODED, 13: INTERNAL, 7: ENCODED}
+    assert calls == [[5, 6, 13, 7], [5, 6], [13, 7], [13], [13], [7]]
+    assert [_rows(arena, image.embed)[0] for image in decoded.images if image.item_id != 13] == [10.0, 12.0, 14.0]
+
+
+def test_rows_of_a_late_device_are_copied_while_their_extents_are_locked(arena: Arena) -> None:
+    """All at a time, once the tower has computed them; an extent is sealed when its copy is over."""
+    decoded, device = _decoded(5, 6), LateDevice()
+    copies = _Watched(device, arena, [image.embed for image in decoded.images])
+    late = EncoderDevice(lambda: None, LateTransfers(device), copies)
+
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
+        return [late.transfers.to_device(rows).mul(2) for rows in _tower(pictures)]
+
+    with device:
+        device.loading = False
+        encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal(), 8, late)
+        assert _encode(encoder, decoded) == {5: ENCODED, 6: ENCODED}
+    copies.close()
+    assert copies.locked == [[True, True]]
+    assert [_rows(arena, image.embed) for image in decoded.images] == [[10.0] * 12, [12.0] * 12]
+
+
+def test_a_copy_that_fails_is_over_before_its_extent_is_free_and_unsealed(arena: Arena) -> None:
+    decoded, device = _decoded(5), LateDevice()
+    copies = _Watched(device, arena, [decoded.images[0].embed], fails=True)
+    encoder = Encoder(
+        _tower,
+        torch.bfloat16,
+        arena,
+        cast(MediaCacheClient, _Cache()),
+        _journal(),
+        8,
+        EncoderDevice(lambda: None, PlainTransfers(torch.device("cpu")), copies),
+    )
+    assert _encode(encoder, decoded) == {5: INTERNAL}
+    copies.close()
+    assert copies.locked == [[True], [True]], "together with others, and alone"
+    assert not copies._under_way
+    with pytest.raises(StaleHandle):
+        arena.readable(decoded.images[0].embed)
+
+
+class _Watched(LateRowCopies):
+    """Notes which extents are locked when the copies are waited for. ``fails``: after a copy has begun."""
+
+    def __init__(self, device: LateDevice, arena: Arena, handles: Sequence[Handle], *, fails: bool = False) -> None:
+        super().__init__(device)
+        self._other, self._handles, self._fails = Arena.attach(os.dup(arena.fd)), handles, fails
+        self.locked: list[list[bool]] = []
+
+    def close(self) -> None:
+        self._other.close()
+
+    def write(self, rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().write(rows)
+        if self._fails:
+            raise RuntimeError("out of luck")
+
+    def wait(self) -> None:
+        self.locked.append([self._other.is_being_written(handle) for handle in self._handles])
+        super().wait()

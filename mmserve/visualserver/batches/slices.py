@@ -1,0 +1,66 @@
+"""Stops a vision tower between its layers while ranks compute on its card (``pace``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from mmserve.model_backend.vision.interface import Tower
+from mmserve.visualserver.batches.pace import Pace
+
+
+class Slices:
+    """Of one tower, in the thread that calls it.
+
+    ``step_s``: how long the ranks' steps are now; None: they compute nothing, and the tower stops nowhere. ``wait``:
+    until the device has computed what was issued.
+    """
+
+    def __init__(
+        self,
+        tower: Tower,
+        pace: Pace,
+        step_s: Callable[[], float | None],
+        wait: Callable[[], object],
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._pace, self._step_s, self._wait, self._clock, self._sleep = pace, step_s, wait, clock, sleep
+        self._nbytes = 0
+        self._began_s: float | None = None
+        """When the layer began that is being computed, if ranks computed then."""
+        for layers in tower.modules():
+            if isinstance(layers, nn.ModuleList):
+                for layer in layers:
+                    layer.register_forward_pre_hook(self._before_layer)
+
+    def num_pictures(self, nbytes: Sequence[int]) -> int:
+        """How many of the next pictures, with so many bytes of pixels, one call of the tower gets."""
+        step_s = self._step_s()
+        return len(nbytes) if step_s is None else self._pace.num_pictures(nbytes, step_s)
+
+    @contextmanager
+    def call(self, nbytes: int) -> Iterator[None]:
+        """One call of the tower for pictures of so many bytes, within the block."""
+        self._nbytes, self._began_s = nbytes, None
+        yield
+        self._between(last=True)
+
+    def _before_layer(self, *_: object) -> None:
+        self._between(last=False)
+
+    def _between(self, *, last: bool) -> None:
+        step_s = self._step_s()
+        if step_s is None:
+            self._began_s = None
+            return
+        self._wait()
+        if self._began_s is not None:
+            rest_s = self._pace.rest_s(self._clock() - self._began_s, self._nbytes, step_s, last=last)
+            if rest_s:
+                self._sleep(rest_s)
+        self._began_s = self._clock()
