@@ -36,8 +36,9 @@ def main() -> int:
     print(report.machine())
     with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="mmserve-nodes-") as path:
         if arguments.only != "faults":
-            found = hits.rows(Path(path), arguments.clients, arguments.requests)
-            print(f"\n{arguments.clients} clients, {arguments.requests} requests\n\n{report.table(found)}", flush=True)
+            found, spent = hits.rows(Path(path), arguments.clients, arguments.requests)
+            print(f"\n{arguments.clients} clients, {arguments.requests} requests\n\n{report.table(found)}")
+            print(f"\nCPU ms a request\n\n{report.table(spent)}", flush=True)
             failed |= any(each["failed"] for each in found)
             rows += found
         if arguments.only != "hits":

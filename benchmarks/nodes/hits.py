@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -41,6 +42,8 @@ class Measured:
     served: list[float]
     encode_s: float
     answer_s: float
+    cpu_ms: dict[str, float]
+    """A request, by the kind of process."""
 
     @property
     def imbalance(self) -> float:
@@ -81,6 +84,10 @@ def _loaded(made: Cluster, url: str, pids: list[int], clients: int, requests: in
         spent = [stack.enter_context(cpu_spent(pid)) for pid in pids]
         records, wall_s = asyncio.run(run(url, bodies, clients, _TIMEOUT_S))
     good = [record for record in records if not record.error]
+    cpu_s = Counter[str]()
+    for each in spent:
+        for title, seconds in each.items():
+            cpu_s[_kind(title)] += seconds
     for error in {record.error for record in records if record.error}:
         print(f"  {error}")
     return Measured(
@@ -88,13 +95,19 @@ def _loaded(made: Cluster, url: str, pids: list[int], clients: int, requests: in
         embeddings=1 - _sum(made, "mm_images_encoded_total") / requests,
         prefix=_sum(made, "prefix_cache_hits_total") / _sum(made, "prefix_cache_queries_total"),
         requests_per_s=len(good) / wall_s,
-        requests_per_cpu_s=len(good) / sum(sum(each.values()) for each in spent),
+        requests_per_cpu_s=len(good) / cpu_s.total(),
         ttft_p99_s=report.percentile([record.ttft_s for record in good], 0.99),
         served=[metric(each.url, "request_success_total") for each in made.nodes.values()],
         encode_s=(_sum(made, "mm_decode_seconds_sum") + _sum(made, "mm_encode_seconds_sum"))
         / _sum(made, "mm_images_encoded_total"),
         answer_s=_mean(made, "request_inference_time_seconds"),
+        cpu_ms={kind: 1e3 * seconds / requests for kind, seconds in cpu_s.items()},
     )
+
+
+def _kind(title: str) -> str:
+    """Of a process: as its title says, without numbers."""
+    return " ".join(word for word in title.split() if not word.isdigit())
 
 
 def _sum(made: Cluster, name: str) -> float:
@@ -124,27 +137,32 @@ def simulated(measured: Measured, rule: str, requests: int) -> tuple[float, floa
     return outcome.hits / requests, max(outcome.served) / fmean(outcome.served)
 
 
-def rows(directory: Path, clients: int, requests: int) -> list[report.Row]:
-    """One for each rule."""
+def rows(directory: Path, clients: int, requests: int) -> tuple[list[report.Row], list[report.Row]]:
+    """One for each rule; and where the CPU time of a request went."""
     found = {rule: measure(directory, rule, clients, requests) for rule in ("big", "alone", *RULES)}
-    big = found["big"]
-    return [
-        {
-            "rule": rule,
-            "failed": each.failed,
-            "embeddings": f"{each.embeddings:.3f}",
-            "of big": f"{each.embeddings / big.embeddings:.2f}",
-            "prefix": f"{each.prefix:.3f}",
-            "prefix of big": f"{each.prefix / big.prefix:.2f}",
-            "requests/s": each.requests_per_s,
-            "requests per CPU s": each.requests_per_cpu_s,
-            "work per core of big": f"{each.requests_per_cpu_s / big.requests_per_cpu_s:.2f}",
-            "TTFT p99 s": each.ttft_p99_s,
-            "most / mean": f"{each.imbalance:.2f}",
-            "encode ms": each.encode_s * 1e3,
-            "answer ms": each.answer_s * 1e3,
-            "simulated hit": f"{(told := simulated(each, rule, requests))[0]:.3f}",
-            "simulated most / mean": f"{told[1]:.2f}",
-        }
-        for rule, each in found.items()
+    kinds = dict.fromkeys(kind for each in found.values() for kind in each.cpu_ms)
+    spent: list[report.Row] = [
+        {"rule": rule, **{kind: each.cpu_ms.get(kind, 0.0) for kind in kinds}} for rule, each in found.items()
     ]
+    return [_row(rule, each, found["big"], requests) for rule, each in found.items()], spent
+
+
+def _row(rule: str, each: Measured, big: Measured, requests: int) -> report.Row:
+    hit, imbalance = simulated(each, rule, requests)
+    return {
+        "rule": rule,
+        "failed": each.failed,
+        "embeddings": f"{each.embeddings:.3f}",
+        "of big": f"{each.embeddings / big.embeddings:.2f}",
+        "prefix": f"{each.prefix:.3f}",
+        "prefix of big": f"{each.prefix / big.prefix:.2f}",
+        "requests/s": each.requests_per_s,
+        "requests per CPU s": each.requests_per_cpu_s,
+        "work per core of big": f"{each.requests_per_cpu_s / big.requests_per_cpu_s:.2f}",
+        "TTFT p99 s": each.ttft_p99_s,
+        "most / mean": f"{each.imbalance:.2f}",
+        "encode ms": each.encode_s * 1e3,
+        "answer ms": each.answer_s * 1e3,
+        "simulated hit": f"{hit:.3f}",
+        "simulated most / mean": f"{imbalance:.2f}",
+    }
