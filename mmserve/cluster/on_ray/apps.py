@@ -65,9 +65,10 @@ def front(args: Mapping[str, Any]) -> Application:
     return front_app(int(args.get("port", 8000)), _secret(args), options)
 
 
-def front_app(port: int, secret: str, options: Mapping[str, Any]) -> Application:
-    """See ``front.FrontDeployment``."""
-    return _front.bind(port, secret, dict(options))
+def front_app(port: int, secret: str, options: Mapping[str, Any], **deployment: Any) -> Application:
+    """See ``front.FrontDeployment``. ``deployment``: options of Ray's deployment."""
+    made = _front.options(**deployment) if deployment else _front
+    return made.bind(port, secret, dict(options))
 
 
 def _secret(args: Mapping[str, Any]) -> str:
