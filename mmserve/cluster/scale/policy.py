@@ -165,7 +165,7 @@ class Policy:
             if replica in deepest.replicas:
                 depth = deepest.depth
             else:
-                depth = _depth(blocks, self.blocks.names(replica).__contains__) if deepest.depth else 0
+                depth = _depth(blocks[: deepest.depth], self.blocks.names(replica).__contains__)
             work_s = missing * costs.encode_s + max(0, tokens - depth * block_tokens) * costs.prefill_s
             score_s = load.wait_s + work_s
             if missing:
@@ -216,8 +216,10 @@ def _choice(scored: _Scored, num_candidates: int, want: Want, owner: str) -> Cho
 
 
 def _depth(blocks: tuple[int, ...], is_held: Callable[[int], bool]) -> int:
-    """How many of the first blocks are held, by bisection."""
-    low, high = 0, len(blocks)
+    """How many of the first blocks are held, by bisection. Most replicas hold none."""
+    if not blocks or not is_held(blocks[0]):
+        return 0
+    low, high = 1, len(blocks)
     while low < high:
         middle = (low + high + 1) // 2
         if is_held(blocks[middle - 1]):

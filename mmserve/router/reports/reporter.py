@@ -96,7 +96,9 @@ class Reporter:
         extents = {span.item_id: span.embed.nbytes for span in request.spans}
         pictures: tuple[int | str, ...] = request.pictures or tuple(str(item) for item in extents)
         self._pictures.use(pictures, sum(extents.values()) / max(1, len(pictures)))
-        blocks: tuple[int | str, ...] = request.blocks or (request.id,)
+        blocks: tuple[int | str, ...] = request.blocks[::-1] or (
+            request.id,
+        )  # the last one goes first, as in the cache
         self._blocks.use(blocks, tokens / len(blocks))
 
     def _ended(self, request: GenerateRequest, reply: TokenReply) -> None:

@@ -73,6 +73,15 @@ def test_each_cache_holds_only_what_fits() -> None:
     assert held["blocks"].added == (12,)
 
 
+def test_of_a_prompt_the_end_is_forgotten_first_as_the_prefix_cache_does() -> None:
+    """Fronts believe that who holds a block holds those before it."""
+    reporter = Reporter(8, 10_000, 150, 5)
+    for id, blocks in (("a", (1, 2, 3, 4)), ("b", (11, 12))):
+        reporter.received([_request(id, blocks=blocks)])
+        reporter.replied([(0, TokenReply(id=id, token_ids=(4,)))])
+    assert set(_held(reporter)["blocks"].added) == {1, 2, 11, 12}
+
+
 def test_the_load_is_what_waits_and_what_work_has_cost() -> None:
     reporter = Reporter(4, 10_000, 1000, 5)
     reporter.received([_request("a", pictures=(7,)), _request("b", pictures=(8, 9))])
