@@ -235,17 +235,17 @@ def test_a_step_that_fails_with_drafts_is_computed_without(
     sample = runner._sampling.sample
     num_failed = 0
 
-    def failing(slots: Any, sequences: Any, drafted: Any, logits: Any, in_flight: Any) -> StepError | None:
+    def failing(slots: Any, sequences: Any, drafted: Any, *rest: Any) -> StepError | None:
         nonlocal num_failed
         if not drafted:
-            return sample(slots, sequences, drafted, logits, in_flight)
+            return sample(slots, sequences, drafted, *rest)
         num_failed += 1
         with monkeypatch.context() as patched:
             patched.setattr(
                 "mmserve.model_backend.worker.token_sampling.ModelLogprobs.compute",
                 lambda *_: (_ for _ in ()).throw(RuntimeError("broken")),
             )
-            assert sample(slots, sequences, drafted, logits, in_flight) is not None
+            assert sample(slots, sequences, drafted, *rest) is not None
         return error
 
     monkeypatch.setattr(runner._sampling, "sample", failing)
