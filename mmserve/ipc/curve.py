@@ -75,11 +75,13 @@ def use_key(socket: zmq.Socket[Any], key: ClusterKey) -> None:
 
 @contextmanager
 def connected(endpoint: str, key: ClusterKey) -> Iterator[SecureSocket]:
-    """A DEALER that connects, again and again if it has to, to the holder of the key that listens there."""
+    """A DEALER that connects, again and again if it has to, to the holder of the key that listens there. Without a
+    connection ``send`` waits, or raises zmq.Again: what was said to nobody is not kept for the next one."""
     with _context() as context, closing(SecureSocket(_socket(context, zmq.DEALER))) as secure:
         socket = secure.socket
         use_key(socket, key)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.connect(endpoint)
         yield secure
 

@@ -180,12 +180,27 @@ class Supervisor:
             self._on_replaced(dead, cause)
             return
         if not self._restarts.allows(dead.group, time.monotonic()):
-            raise StartupError(f"gave up on {dead.title} after {self._restarts.rule}; the last time it {cause}")
+            reason = f"gave up on {dead.title} after {self._restarts.rule}; the last time it {cause}"
+            if not (dead.role.preloads and self._has_served):
+                raise StartupError(reason)
+            self._do_without(dead, reason)
+            return
         logger.error("%s %s; starting again: %s", dead.title, cause, ", ".join(member.title for member in group))
         self._children.incarnations[dead.group] += 1
         self._restarting.add(dead.group)
         self._children.start_missing()
         self._watchdog.restarted()
+        self._publish_phase()
+
+    def _do_without(self, fork_server: Member, reason: str) -> None:
+        """It makes starts of others faster, and nothing else."""
+        logger.error(
+            "%s: the server goes on without it, and processes that start again take longer; find out what ends it, in "
+            "its lines above or in the kernel's log (memory?), and restart the server",
+            reason,
+        )
+        self._restarting.discard(fork_server.group)
+        self._children.members.remove(fork_server)
         self._publish_phase()
 
     def _on_ready_again(self, member: Member) -> None:

@@ -14,6 +14,7 @@ import zmq.asyncio
 from mmserve.cluster.scale.reports import Holdings, Load, decoded
 from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.ipc.curve import use_key
+from mmserve.runtime.logs.seldom import Seldom
 
 _UNREAD_REPORTS = 100
 _RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2000
@@ -34,6 +35,7 @@ class ReportListener:
     def __init__(self, cluster: Known, key: ClusterKey) -> None:
         self._cluster = cluster
         self._key = key
+        self._seldom = Seldom()
         self._context = zmq.asyncio.Context()
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
 
@@ -72,7 +74,8 @@ class ReportListener:
         try:
             report = decoded(data)
         except msgspec.DecodeError as error:
-            logger.warning("a report of %s was not understood and is ignored: %s", replica, error)
+            if self._seldom.is_due(replica):
+                logger.warning("a report of %s was not understood and is ignored: %s", replica, error)
             return
         self._cluster.load(replica, report.load, time.monotonic())
         for holdings in report.holdings:

@@ -72,7 +72,7 @@ class NodeLink:
             self._heartbeat.beat(busy=False)
 
     def _say(self, data: bytes) -> None:
-        """Without a connection it waits for the next one."""
+        """Without a connection nobody is told."""
         try:
             self._secure.socket.send(data, zmq.NOBLOCK)
         except zmq.Again:

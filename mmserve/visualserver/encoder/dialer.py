@@ -92,6 +92,8 @@ class Dialer:
                 if not self._waits and not self._closed.is_set():
                     logger.warning("no connection to %s:%d, trying again: %s", *self._address, error)
                 self._waits = True
+            except Exception:  # the boundary of one connection
+                logger.exception("the connection to %s:%d ends by an error of this encoder", *self._address)
             self._closed.wait(_RETRY_S)
 
     def _talk(self, stream: Stream) -> None:
@@ -181,5 +183,9 @@ class _Connection:
             try:
                 self._stream.send(self._outgoing.frame(message), rows)
             except BrokenEncoderLink:
+                self._stream.close()
+                return
+            except Exception:  # the boundary of one connection
+                logger.exception("a result cannot be sent; the connection ends")
                 self._stream.close()
                 return

@@ -127,6 +127,10 @@ class BatchQueue:
         """True if exactly this attempt of the request is pending."""
         return self._pending.get(pending.request.id) is pending
 
+    def needs_permit(self, pending: PendingRequest) -> bool:
+        """True if exactly this attempt is pending, and an image of it is in no batch and at no other machine."""
+        return self.is_pending(pending) and bool(self._idle_tasks(pending))
+
     def grant(self, pending: PendingRequest) -> None:
         """The request has its permit. If it was dropped meanwhile, the permit ends at once."""
         pending.has_permit = True

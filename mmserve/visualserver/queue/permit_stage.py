@@ -47,7 +47,7 @@ class PermitStage:
                     self._queue.grant(pending)
                 elif pending.permit_name == reply.promised:
                     self._promise(pending)
-                elif self._queue.is_pending(pending) and not self._permits.remaining_s(pending.received_s):
+                elif self._queue.needs_permit(pending) and not self._permits.remaining_s(pending.received_s):
                     self._time_out(pending)
             self._on_change()
 
@@ -91,8 +91,8 @@ class PermitStage:
 
     def _time_out_promised(self, pending: PendingRequest) -> None:
         """Abort the request unless its decoding has started."""
-        waits = self._waits_for_decoder(pending) or self._queue.promised is pending
-        if self._queue.is_pending(pending) and waits:
+        waits = self._queue.promised is pending and self._queue.needs_permit(pending)
+        if waits or (self._queue.is_pending(pending) and self._waits_for_decoder(pending)):
             self._time_out(pending)
             self._on_change()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from mmserve.config.resolved.facts import difference
 from mmserve.ipc.arena import Arena
 from mmserve.runtime.errors import StartupError
+from mmserve.runtime.logs.seldom import Seldom
 from mmserve.runtime.network import resolved
 from mmserve.visualserver.remote.encoder_link import EncoderLink
 from mmserve.visualserver.remote.frames import (
@@ -53,6 +54,7 @@ class Encoders:
         self._visual_servers, self._timeout_s = visual_servers, timeout_s
         self._links: dict[str, EncoderLink] = {}
         self._num_connections = 0
+        self._seldom = Seldom()
         self.on_change: Callable[[], None] = lambda: None
 
     @property
@@ -72,7 +74,8 @@ class Encoders:
                 try:
                     sock, address = await loop.sock_accept(self._listener)
                 except OSError as error:  # gone again, or no descriptor is left
-                    logger.warning("an encoder could not connect: %s", error)
+                    if self._seldom.is_due(str(error)):
+                        logger.warning("an encoder could not connect: %s", error)
                     await asyncio.sleep(_RETRY_S)
                     continue
                 if self._num_connections >= _MAX_CONNECTIONS:
@@ -86,7 +89,10 @@ class Encoders:
             try:
                 await self._link(AsyncStream(sock, self._timeout_s), peer)
             except BrokenEncoderLink as error:
-                logger.warning("the connection of an encoder on %s ends: %s", peer, error)
+                if self._seldom.is_due(f"{peer}: {error}"):
+                    logger.warning("the connection of an encoder on %s ends: %s", peer, error)
+            except Exception:  # the boundary of one connection
+                logger.exception("the connection of an encoder on %s ends by an error of this server", peer)
             finally:
                 self._num_connections -= 1
 

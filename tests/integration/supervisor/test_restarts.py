@@ -8,6 +8,7 @@ import signal
 import psutil
 import pytest
 
+from mmserve.supervisor.restarts import LIMIT
 from tests.fakes.supervision import all_gone, supervised
 
 
@@ -140,6 +141,22 @@ def test_a_fork_server_that_dies_harms_none_of_those_it_has_forked() -> None:
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 0
     assert server.output.count("router was killed by SIGKILL") == 2
+
+
+def test_a_fork_server_that_dies_again_and_again_is_done_without() -> None:
+    with supervised() as server:
+        server.until_ready()
+        server.phase(ready=True)
+        pid = server.process("fork_server").pid
+        for _ in range(LIMIT):
+            os.kill(pid, signal.SIGKILL)
+            pid = server.successor("fork_server", pid).pid
+        os.kill(pid, signal.SIGKILL)
+        server.process("router").kill()
+        assert server.phase(ready=True, engine_epoch=1)
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert "the server goes on without it" in server.output
 
 
 def test_processes_start_without_a_fork_server_when_it_dies_with_them() -> None:

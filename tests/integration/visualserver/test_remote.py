@@ -28,7 +28,18 @@ from mmserve.visualserver.encoder.dialer import Dialer, Job
 from mmserve.visualserver.encoder.rows_cache import RowsCache
 from mmserve.visualserver.encoder.worker import Worker
 from mmserve.visualserver.remote.choice import Candidate, Pace
-from mmserve.visualserver.remote.frames import GREETING, NONCE_NBYTES, SIGNATURE_NBYTES, Fail, Hello, Result, digest
+from mmserve.visualserver.remote.encoders import Encoders
+from mmserve.visualserver.remote.frames import (
+    GREETING,
+    NONCE_NBYTES,
+    SIGNATURE_NBYTES,
+    Fail,
+    Hello,
+    Result,
+    Session,
+    digest,
+)
+from mmserve.visualserver.remote.streams import AsyncStream
 from tests.fakes.checkpoints import make_llava
 from tests.fakes.media import png
 from tests.fakes.ports import free_port
@@ -150,6 +161,33 @@ def test_rows_equal_those_of_this_machine(tmp_path: Path, options: dict[str, str
             assert torch.equal(stack.rows(there, index), stack.rows(here, index))
 
     play(tmp_path, scenario, model=load(make_llava(tmp_path / "model")), **options)
+
+
+def test_an_error_in_one_connection_ends_no_other(
+    tmp_path: Path, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit, tried = Encoders._admit, list[str]()
+
+    async def admit_later(encoders: Encoders, stream: AsyncStream) -> Session:
+        tried.append("")
+        if len(tried) == 2:
+            raise ValueError("what nobody has thought of")
+        return await admit(encoders, stream)
+
+    monkeypatch.setattr(Encoders, "_admit", admit_later)
+
+    async def scenario(stack: Stack) -> None:
+        with (
+            encoding(stack, computing(stack, FakeTower()), name="a") as first,
+            encoding(stack, computing(stack, FakeTower()), name="b") as second,
+        ):
+            await first.joined()
+            await second.joined()
+            request = stack.send("r", png(1))
+            assert await stack.received(1) == {"r": request}
+            assert (len(tried), first.num_joins, second.num_joins) == (3, 1, 1)
+
+    play(tmp_path, scenario, **options)
 
 
 @pytest.mark.parametrize("seconds", ["before", "after"])

@@ -182,6 +182,16 @@ def test_a_stranger_is_refused(port: str, key: ClusterKey, tmp_path: Path, who: 
             assert secure.socket.recv_multipart()[1] == b"hello", "and nothing came before it"
 
 
+def test_who_waited_for_its_head_does_not_say_it_again_for_each_time_that_it_tried(port: str, key: ClusterKey) -> None:
+    with connected(port, key) as node:
+        for _ in range(9):
+            with pytest.raises(zmq.Again):
+                node.socket.send(b"let me in", zmq.NOBLOCK)
+        with listening(port, key, "--head") as head:
+            node.socket.send(b"now")
+            assert head.socket.recv_multipart()[1] == b"now"
+
+
 def test_an_address_of_another_machine_cannot_be_listened_at(key: ClusterKey) -> None:
     with (
         pytest.raises(StartupError, match="--head: this machine cannot listen at"),
