@@ -36,6 +36,7 @@ from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.openai.responses.routes import stored_routes
 from mmserve.httpserver.api.openapi import add_protocol_route, describe
 from mmserve.httpserver.api.prompts.render import render_routes
+from mmserve.httpserver.api.prompts.render_completion import render_completion_routes
 from mmserve.httpserver.api.prompts.tokens import token_routes
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, parse_request
 from mmserve.httpserver.api.relayed import take_relay
@@ -77,6 +78,7 @@ def make_app(context: WorkerContext, endpoints: Mapping[str, Endpoint], batches:
     app.include_router(count_routes(context))
     app.include_router(token_routes(context))
     app.include_router(render_routes(context))
+    app.include_router(render_completion_routes(context))
     app.include_router(relevance_routes(context))
     app.include_router(stored_routes(context))
     if context.deployment.config.enable_admin:

@@ -10,6 +10,7 @@ _MESSAGES = [{"role": "user", "content": "Hello"}]
 SMALLEST_BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/chat/completions": ({"model": MODEL, "messages": _MESSAGES},),
     "/v1/chat/completions/render": ({"model": MODEL, "messages": _MESSAGES},),
+    "/v1/completions/render": ({"model": MODEL, "prompt": "Hello"},),
     "/v1/completions": ({"model": MODEL, "prompt": "Hello"},),
     "/v1/embeddings": ({"input": "Hello"}, {"messages": _MESSAGES}),
     "/v1/messages": ({"model": MODEL, "max_tokens": 16, "messages": _MESSAGES},),
@@ -21,7 +22,7 @@ SMALLEST_BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "/detokenize": ({"tokens": [1]},),
 }
 """Path -> one body, or alternatives."""
-OPTIONAL = {"/v1/completions": {"prompt"}, "/v1/responses/compact": {"input"}}
+OPTIONAL = {"/v1/completions": {"prompt"}, "/v1/completions/render": {"prompt"}, "/v1/responses/compact": {"input"}}
 """Fields of these that may be left out. No prompt is the empty one, which is a prompt for some models only. What is
 compacted may be a stored response."""
 

@@ -22,6 +22,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
         {"model": "stub", "messages": HELLO},
     ],
     "/v1/chat/completions/render": [{"model": "stub", "messages": HELLO, "temperature": 0}],
+    "/v1/completions/render": [{"model": "stub", "prompt": ["Hello", "you"]}],
     "/v1/completions": [
         {"model": "stub", "prompt": ["a", "b"], "logprobs": 1},
         {"model": "stub", "prompt": [97], "stop": ["l"]},

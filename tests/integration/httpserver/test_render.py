@@ -111,3 +111,15 @@ def test_a_prompt_is_looked_up_to_its_first_unknown_image() -> None:
 def test_parts_end_where_turns_do() -> None:
     found = _render(messages=[{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}])
     assert found["turns"] == [{"start": 0, "tokens": 6, "messages": [0, 1], "roles": ["user", "assistant"]}]
+
+
+def test_each_prompt_of_a_completion_is_rendered() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, httpx2.AsyncClient(base_url=worker.url) as http:
+            body = {"model": "stub", "prompt": ["hi", "you"], "add_special_tokens": False}
+            answer = await http.post("/v1/completions/render", json=body)
+            assert answer.json() == [{"model": "stub", "token_ids": list(text.encode())} for text in ("hi", "you")]
+            await worker.idle()
+            assert not worker.upstream.received, "nothing is generated"
+
+    run(test)
