@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,8 @@ class Fronted:
 
     front: Stack
     replicas: list[Stack]
+    restart: Callable[[int], None]
+    """End a replica with SIGTERM, wait for its end, and start another one in its place."""
 
     def busy(self) -> int:
         """The index of a replica that has requests now."""
@@ -56,18 +60,30 @@ def fronted(directory: Path, network: Network | None = None) -> Iterator[Fronted
     with contextlib.ExitStack() as stack:
         if network is not None:
             stack.enter_context(network.from_switch())
-        replicas, addresses = [], []
+        replicas: list[Stack] = []
+        addresses: list[str] = []
+        starts: list[Callable[[], AbstractContextManager[Stack]]] = []
         for number in range(2):
             host = "127.0.0.1" if network is None else network.address(number)
             reports = f"tcp://{host}:{free_port()}"
             options = ("--cluster-key-file", str(key), "--reports-endpoint", reports)
             listens = () if network is None else ("--host", host)
             wrapper = () if network is None else network.on(number)
-            replica = stack.enter_context(running(*options, *listens, wrapper=wrapper))
+            place = ("--port", str(free_port()), "--shutdown-timeout", "0")
+            starts.append(functools.partial(running, *place, *options, *listens, wrapper=wrapper))
+            replica = stack.enter_context(starts[-1]())
             replicas.append(replica)
             addresses += ["--replica", f"{replica.url},{reports}"]
         command = [sys.executable, "-m", "mmserve", "front", "--port", "0", "--cluster-key-file", str(key)]
         server = stack.enter_context(
             server_process([*command, *addresses], _READY, on_line=print, start_timeout_s=60, stop_timeout_s=30)
         )
-        yield Fronted(Stack(server.url, server.pid), replicas)
+
+        def restart(number: int) -> None:
+            process = psutil.Process(replicas[number].pid)
+            process.terminate()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.wait(60)
+            replicas[number] = stack.enter_context(starts[number]())
+
+        yield Fronted(Stack(server.url, server.pid), replicas, restart)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
@@ -24,7 +25,10 @@ from mmserve.runtime.errors import Unavailable
 
 NODES_APP, NODE = "nodes", "Node"
 _RETRY_AFTER_S = 1.0
+_RELEASE_S = 2.0
+"""For Ray to hear that a request has ended. The client has its answer, or waits for another attempt."""
 _BACKLOG = 2048
+logger = logging.getLogger(__name__)
 
 
 class RayPlacement:
@@ -48,7 +52,11 @@ class RayPlacement:
             finally:
                 held.cancel()
                 with contextlib.suppress(RayError, RayServeException, RequestCancelledError, asyncio.CancelledError):
-                    await held
+                    try:
+                        async with asyncio.timeout(_RELEASE_S):
+                            await held
+                    except TimeoutError:  # its machine is cut off, and Ray has not noticed yet
+                        logger.info("Ray has not confirmed the end of a request at %s", replica)
 
     def failed(self, replica: str) -> None:
         """See Placement."""

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import ray
 from mmserve.client.server_process import ServerProcess, server_process
 from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.on_ray.autoscaling import USED, WAIT_S
+from mmserve.cluster.on_ray.held import Heard, Held
 from mmserve.cluster.scale.cluster import Cluster
 from mmserve.ipc.cluster_key import ClusterKey, written
 
@@ -45,6 +47,7 @@ class Node:
         self._key = ClusterKey.of(bytes.fromhex(secret))
         self._cluster = Cluster()
         self._listener: ReportListener | None = None
+        self._held = Held()
         with contextlib.ExitStack() as stack:
             key_file = stack.enter_context(_file_in_memory(written(self._key.secret)))
             host = host or _address()
@@ -63,16 +66,22 @@ class Node:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """How loaded the server says that it is (``autoscaling``). Ray asks again and again."""
-        if self._listener is None:
-            self._cluster.set_replicas([self._id])
-            self._listener = ReportListener(self._cluster, self._key)
-            self._listener.set({self._id: self._reports})
+        self._listen()
         load = self._cluster.reported(self._id)
         return {USED: load.in_flight / load.slots, WAIT_S: load.wait_s + load.encoder_wait_s}
 
     async def hold(self, **request: Any) -> None:
-        """Runs while a front has a request here, until that cancels it: so Ray counts the request."""
-        await asyncio.Event().wait()
+        """Runs while a front has a request here, until that cancels it: so Ray counts the request. A front that died
+        cancels nothing, and Ray may lose a cancellation: then it ends when the server says that it has no request."""
+        self._listen()
+        await self._held.until_over(time.monotonic())
+
+    def _listen(self) -> None:
+        """To the server's reports. In the event loop."""
+        if self._listener is None:
+            self._cluster.set_replicas([self._id])
+            self._listener = ReportListener(Heard(self._cluster, self._held.idle), self._key)
+            self._listener.set({self._id: self._reports})
 
     async def __del__(self) -> None:
         """Ray calls it when no request is left, before it ends the actor."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import ray
@@ -36,15 +38,16 @@ def serve_replicas(
 ) -> int:
     """Serve until SIGTERM or SIGINT. ``count``: the fewest and the most servers. ``options``: of each one.
     ``front``: fields of FrontOptions. ``address``: of Ray; None: start one here."""
-    ended = threading.Event()
+    stop = _Stop()
     with tempfile.TemporaryDirectory(prefix="mmserve-ray-") as directory:
         _start_ray(address, directory)
         try:
             for signum in (signal.SIGTERM, signal.SIGINT):  # after Ray, which has set handlers of its own
-                signal.signal(signum, lambda number, frame: ended.set())
+                signal.signal(signum, stop.on_signal)
             host = "127.0.0.1" if address is None else ""  # one machine: nobody else need reach the servers
-            _deploy(count, options, environment, host, front, port)
-            ended.wait()
+            with contextlib.suppress(_Stopped), stop.at_once():
+                _deploy(count, options, environment, host, front, port)
+            stop.wait()
         finally:
             serve.delete(FRONT_APP)
             serve.delete(NODES_APP)
@@ -52,6 +55,38 @@ def serve_replicas(
                 serve.shutdown()
             ray.shutdown()
     return 0
+
+
+class _Stopped(BaseException):
+    """Ends what a signal must not wait for."""
+
+
+class _Stop:
+    """Set by the first signal."""
+
+    def __init__(self) -> None:
+        self._set = threading.Event()
+        self._at_once = False
+
+    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self._set.set()
+        if self._at_once:
+            self._at_once = False
+            raise _Stopped
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within it, a signal raises _Stopped: Ray waits for its deployments, however long they take."""
+        self._at_once = True
+        try:
+            if self._set.is_set():
+                raise _Stopped
+            yield
+        finally:
+            self._at_once = False
+
+    def wait(self) -> None:
+        self._set.wait()
 
 
 def _deploy(

@@ -1,0 +1,55 @@
+"""The requests that Ray counts at one replica, and when those end that nobody ends. No Ray in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from mmserve.cluster.scale.cluster import Cluster
+from mmserve.cluster.scale.reports import Holdings, Load
+
+_OLD_S = 5.0
+"""A younger request may be on its way to the server, which does not know of it."""
+
+
+class Held:
+    """Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._ends: dict[asyncio.Future[None], float] = {}
+        """When each began."""
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    async def until_over(self, now_s: float) -> None:
+        """Wait until cancelled, or until the server has no request any more."""
+        end = asyncio.get_running_loop().create_future()
+        self._ends[end] = now_s
+        try:
+            await end
+        finally:
+            del self._ends[end]
+
+    def idle(self, now_s: float) -> None:
+        """The server has no request now."""
+        for end, began_s in self._ends.items():
+            if now_s - began_s > _OLD_S and not end.done():
+                end.set_result(None)
+
+
+class Heard:
+    """What a replica's server reports, for ``cluster``. ``on_idle``: told when it has no request."""
+
+    def __init__(self, cluster: Cluster, on_idle: Callable[[float], None]) -> None:
+        self._cluster, self._on_idle = cluster, on_idle
+
+    def load(self, replica: str, load: Load, now_s: float) -> None:
+        """See Cluster."""
+        self._cluster.load(replica, load, now_s)
+        if not load.in_flight:
+            self._on_idle(now_s)
+
+    def hold(self, replica: str, report: Holdings) -> bool:
+        """See Cluster."""
+        return self._cluster.hold(replica, report)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import asyncio
+
+from mmserve.cluster.on_ray.held import Heard, Held
+from mmserve.cluster.scale.cluster import Cluster
+from mmserve.cluster.scale.reports import Load
+
+
+def test_a_request_that_nobody_ends_is_over_when_the_server_has_none() -> None:
+    async def test() -> None:
+        cluster, held = Cluster(), Held()
+        cluster.set_replicas(["a"])
+        heard = Heard(cluster, held.idle)
+        old, young, cancelled = (asyncio.create_task(held.until_over(at_s)) for at_s in (0.0, 97.0, 0.0))
+        await asyncio.sleep(0)
+        assert len(held) == 3
+        cancelled.cancel()
+        heard.load("a", Load(in_flight=1), 100.0)
+        await asyncio.sleep(0)
+        assert not old.done()
+        heard.load("a", Load(), 101.0)
+        await asyncio.sleep(0)
+        assert old.done()
+        assert not young.done(), "it may be on its way"
+        assert len(held) == 1
+        heard.load("a", Load(), 103.0)
+        await young
+        assert cluster.reported_at_s("a") == 103.0
+
+    asyncio.run(test())
