@@ -21,6 +21,8 @@ from mmserve.messages.media import Handle
 
 Sizes = tuple[Sequence[int], Sequence[int]]
 """Arena bytes of embeddings and of compressed bytes, by content."""
+EmbeddingChange = tuple[bytes, int]
+"""Key of a picture, and the tokens of its embedding, which is complete now; 0: it was removed."""
 _NO_CONTENT = AllocItem(b"", 0, 0, 0)
 
 
@@ -57,6 +59,8 @@ class EntryStore:
         """Entries without leases."""
         self.counters: Counter[tuple[str, ...]] = Counter()
         """(metric, *labels) -> count since the last snapshot."""
+        self.embedding_changes: list[EmbeddingChange] | None = None
+        """Since they were taken last; None: nobody takes them."""
         self._generations = itertools.count(first_generation)
         self._item_ids = itertools.count(first_item_id)
         self._ranges = TokenRanges(first_token)
@@ -124,6 +128,8 @@ class EntryStore:
     def remove(self, entry: CacheEntry) -> Sequence[Handle]:
         """Remove the entry from the table. The caller frees the returned handles."""
         del self.by_id[entry.item_id]
+        if self.embedding_changes is not None and entry.stage == "ready":
+            self.embedding_changes.append((entry.spec.key, 0))
         if entry.stage != "failed":
             self.unlist(entry)
         return entry.handles

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
+from mmserve.cache_server.embedding_events import publishing
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.shared_table import SharedMediaTable, Snapshot
@@ -65,7 +66,11 @@ def run(process: Process) -> None:
     warning = SpaceWarning(process.arena.nbytes)
     reported: set[tuple[str, str]] = set()
     try:
-        with _serving_drawing(process, table, process.arena.nbytes), serving(table, process.endpoints) as wait:
+        with (
+            publishing(process.deployment.config, process.incarnation) as feed,
+            _serving_drawing(process, table, process.arena.nbytes),
+            serving(table, process.endpoints) as wait,
+        ):
             process.ready({"arena_nbytes": process.arena.nbytes})
             serves = True
             while True:
@@ -73,6 +78,8 @@ def run(process: Process) -> None:
                 snapshot = table.snapshot()
                 warning.check(snapshot)
                 _report(metrics, snapshot, process.arena.nbytes, reported)
+                if feed is not None:
+                    feed.publish(table.take_embedding_changes())
                 heartbeats.beat(busy=not serves, progressed=serves)
                 serves = wait(_REPORT_INTERVAL_S)
     finally:
@@ -111,6 +118,8 @@ class SpaceWarning:
 def _table(deployment: Deployment, arena: Arena, faults: FaultPoint) -> SharedMediaTable:
     budgets, max_requests = deployment.budgets, deployment.config.max_mm_preprocess_concurrency
     table = new_table(arena, LeaseBudgets(budgets.data_nbytes, budgets.embed_nbytes))
+    if deployment.config.embedding_events_endpoint is not None:
+        table.follow_embeddings()
     return SharedMediaTable(table, DecodePermits(max_requests, budgets.pixel_nbytes), faults=faults)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from mmserve.cache_server.arena_drawing import draw
 from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.entry_store import EmbeddingChange
 from mmserve.cache_server.image_names import ImageNames
 from mmserve.cache_server.owners import Owners
 from mmserve.cache_server.table import MediaTable
@@ -236,7 +237,12 @@ class SharedMediaTable:
             num_leases, (extents, holes) = self._table.num_leases, self._table.extents()
         return draw(arena_nbytes, num_leases, extents, holes)
 
-    # Metrics
+    # Events and metrics
+
+    def take_embedding_changes(self) -> list[EmbeddingChange]:
+        """See MediaTable."""
+        with self._lock:
+            return self._table.take_embedding_changes()
 
     def snapshot(self) -> Snapshot:
         """Takes the lock, so it also proves that the table is not stuck."""

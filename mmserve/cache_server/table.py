@@ -9,7 +9,7 @@ from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
 from mmserve.cache_server.allocator.extents import Extent
 from mmserve.cache_server.arena_drawing import extents_of
 from mmserve.cache_server.entries import ENCODER, CacheEntry, Lease, Stage, Usage
-from mmserve.cache_server.entry_store import EntryStore, ExtentMarks, arena_nbytes, sizes_of
+from mmserve.cache_server.entry_store import EmbeddingChange, EntryStore, ExtentMarks, arena_nbytes, sizes_of
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, StoredImage, StoredState
 from mmserve.messages.media import Handle
@@ -195,6 +195,15 @@ class MediaTable:
         counters, self._store.counters = self._store.counters, Counter()
         return counters
 
+    def follow_embeddings(self) -> None:
+        """From now on, ``take_embedding_changes`` is called."""
+        self._store.embedding_changes = []
+
+    def take_embedding_changes(self) -> list[EmbeddingChange]:
+        """Embeddings that came and went since the last call."""
+        changes, self._store.embedding_changes = self._store.embedding_changes or [], []
+        return changes
+
     @property
     def num_leases(self) -> int:
         return sum(len(entries) for entries in self._leased.values())
@@ -252,6 +261,8 @@ class MediaTable:
         entry.nbytes -= entry.data_nbytes
         entry.data_nbytes = 0
         entry.stage = "ready"
+        if self._store.embedding_changes is not None:
+            self._store.embedding_changes.append((entry.spec.key, entry.spec.num_tokens))
         if not entry.num_leases:
             self._store.unpin([entry])
         return (data,)

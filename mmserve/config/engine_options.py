@@ -197,6 +197,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         EventFormat,
         field("kv events", "map: as vLLM since June 2026; array: as before, for subscribers that read no other"),
     ] = "map"
+    embedding_events_endpoint: Annotated[
+        str | None,
+        field(
+            "kv events",
+            "address of the events that say which pictures' embeddings are in the arena, e.g. tcp://127.0.0.1:5570; "
+            "missed ones are asked for at the next port",
+        ),
+    ] = None
     kv_events_buffer_mb: Annotated[
         float, field("kv events", "latest events kept to be repeated, MiB", gt=0, le=MAX_MB)
     ] = 16.0

@@ -25,7 +25,7 @@ from msgspec import inspect
 from mmserve.config import media_limits
 from mmserve.config.api_keys import load_api_keys
 from mmserve.config.config import ENV_PREFIX, Config
-from mmserve.config.event_options import check_kv_events, check_reports
+from mmserve.config.event_options import check_embedding_events, check_kv_events, check_reports
 from mmserve.config.node_options import check_nodes
 from mmserve.runtime.errors import StartupError
 
@@ -188,6 +188,7 @@ def check(config: Config) -> None:
     try:
         load_api_keys(config)
         check_kv_events(config)
+        check_embedding_events(config)
         check_nodes(config)
         check_reports(config)
     except StartupError as error:

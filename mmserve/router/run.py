@@ -13,6 +13,7 @@ from mmserve.config.resolved.process import Process, Stop
 from mmserve.ipc import cluster_key
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import num_http_endpoints
+from mmserve.ipc.events.publisher import Publisher
 from mmserve.ipc.faults import FaultPoint
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
@@ -23,7 +24,6 @@ from mmserve.router.engine_client import EngineClient
 from mmserve.router.inbox import Inbox
 from mmserve.router.kv_cache.listener import CacheListener
 from mmserve.router.kv_events.feed import EventFeed
-from mmserve.router.kv_events.publisher import Publisher
 from mmserve.router.kv_events.recorder import BlockRecorder
 from mmserve.router.output import OutputSender
 from mmserve.router.reports.feed import ReportFeed

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from mmserve.router.kv_events import wire
+from mmserve.ipc.events.numbers import number_bytes
 
 
 class StoredEvent(msgspec.Struct, tag="BlockStored"):
@@ -70,7 +70,7 @@ def replay(endpoint: str, first: int) -> list[tuple[bytes, int, bytes]]:
     dealer.setsockopt(zmq.RCVTIMEO, 20_000)
     try:
         dealer.connect(endpoint)
-        dealer.send_multipart((b"", wire.sequence_bytes(first)))
+        dealer.send_multipart((b"", number_bytes(first)))
         found = []
         while True:
             empty, topic, sequence, payload = dealer.recv_multipart()

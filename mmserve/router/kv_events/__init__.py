@@ -1,4 +1,4 @@
 """Tells routers of other projects what the prefix cache holds, in the form in which vLLM publishes it.
 
-Door: ``feed.EventFeed``. ``recorder``, ``wire`` and ``replay_buffer`` are pure; ``publisher`` has the sockets.
+Door: ``feed.EventFeed``. ``recorder`` and ``wire`` are pure. The sockets: ``ipc/events``.
 """

@@ -6,13 +6,10 @@ import time
 from collections.abc import Callable
 
 from mmserve.config.fields import EventFormat
-from mmserve.router.kv_events.publisher import Publisher
+from mmserve.ipc.events.numbers import BATCHES_OF_A_START
+from mmserve.ipc.events.publisher import Publisher
 from mmserve.router.kv_events.recorder import BlockRecorder
 from mmserve.router.kv_events.wire import AllBlocksCleared, Event, encode
-
-_BATCHES_OF_A_START = 1 << 40
-"""More than a process publishes. The numbers of a restarted engine begin above those of the one before, so every
-subscriber sees a gap and asks for what it lacks, which begins with AllBlocksCleared."""
 
 
 class EventFeed:
@@ -31,7 +28,7 @@ class EventFeed:
         self._publisher = publisher
         self._form = form
         self._now = now
-        self._number = incarnation * _BATCHES_OF_A_START
+        self._number = incarnation * BATCHES_OF_A_START
         self._publish([AllBlocksCleared()])
 
     def planned(self) -> None:

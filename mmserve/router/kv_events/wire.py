@@ -5,8 +5,6 @@ Names and order of the fields are vLLM's (``distributed/kv_events.py``); a batch
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
 from mmserve.config.fields import EventFormat
@@ -15,8 +13,6 @@ ExtraKey = str | tuple[str, int]
 """A cache salt, or a picture's content key and where the picture begins, counted from the block's first token."""
 MEDIUM = "GPU"
 """vLLM's word for the memory that the model computes with, also on a CPU."""
-_SEQUENCE = struct.Struct(">q")
-END_OF_REPLAY = _SEQUENCE.pack(-1)
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
@@ -79,13 +75,3 @@ def encode(events: list[Event], now_s: float, form: EventFormat) -> bytes:
     if form == "array":
         events = [_ARRAYS[type(event)](*msgspec.structs.astuple(event)) for event in events]
     return _encoder.encode(EventBatch(now_s, events))
-
-
-def sequence_bytes(number: int) -> bytes:
-    """The frame with a batch's number."""
-    return _SEQUENCE.pack(number)
-
-
-def number_of(frame: bytes) -> int | None:
-    """The number in such a frame; None if it is none."""
-    return _SEQUENCE.unpack(frame)[0] if len(frame) == _SEQUENCE.size else None

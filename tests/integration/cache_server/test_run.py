@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 import pytest
 
 from mmserve.cache_server.client import connect
@@ -19,7 +20,9 @@ from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import read_beat
 from tests.fakes.cache import alloc_item, until
+from tests.fakes.kv_subscriber import replay
 from tests.fakes.media import fake_process, model_spec
+from tests.fakes.ports import free_port
 from tests.fakes.samples import counted
 
 
@@ -37,6 +40,8 @@ def sigterm_stops() -> Iterator[None]:
 def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> None:
     endpoints = Endpoints(tmp_path)
     errors: list[BaseException] = []
+    port = free_port()
+    asks = f"tcp://127.0.0.1:{port + 1}"
 
     def all_counted() -> bool:
         seen = counted(endpoints)
@@ -45,8 +50,14 @@ def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> No
     def use() -> None:
         client = connect(endpoints, "http-0", batched=True)
         try:
-            client.alloc("r", [alloc_item("cat"), alloc_item("dog")], wait_s=0)
+            cat, _ = client.alloc("r", [alloc_item("cat"), alloc_item("dog")], wait_s=0)
             until(all_counted)
+            client.set_items_data("r", [cat.item_id])
+            client.set_items_embed([cat.item_id], [True])
+            until(lambda: len(replay(asks, 0)) == 2)
+            cleared, stored = (msgspec.msgpack.decode(payload)[1] for _, _, payload in replay(asks, 0))
+            assert cleared == [{"type": "AllEmbeddingsCleared"}]
+            assert stored == [{"type": "EmbeddingStored", "key": alloc_item("cat").key.hex(), "tokens": 4}]
             beat = read_beat(endpoints.heartbeat("cache_server-0"))
             assert beat is not None
             assert beat.pid == os.getpid()
@@ -57,7 +68,9 @@ def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> No
             os.kill(os.getpid(), signal.SIGTERM)
 
     user = threading.Thread(target=use)
-    process = fake_process("cache_server", tmp_path, arena, model_spec(tmp_path))
+    process = fake_process(
+        "cache_server", tmp_path, arena, model_spec(tmp_path), embedding_events_endpoint=f"tcp://127.0.0.1:{port}"
+    )
     with pytest.raises(Stop):
         run(dataclasses.replace(process, ready=lambda details: user.start()))
     user.join()

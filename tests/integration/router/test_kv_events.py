@@ -13,8 +13,8 @@ import pytest
 import zmq
 from msgspec import structs
 
-from mmserve.router.kv_events import wire
-from mmserve.router.kv_events.publisher import Publisher
+from mmserve.ipc.events.numbers import END_OF_REPLAY, number_bytes, number_of
+from mmserve.ipc.events.publisher import Publisher
 from mmserve.runtime.errors import StartupError
 from tests.fakes.cache import until
 from tests.fakes.kv_subscriber import Batch, ClearedEvent, Holdings, StoredEvent, decode, replay
@@ -38,7 +38,7 @@ def subscribed(endpoint: str, topic: bytes = b"", hwm: int = 1000) -> Iterator[A
 
 def received(socket: Any) -> tuple[int, bytes]:
     _topic, sequence, payload = socket.recv_multipart()
-    number = wire.number_of(sequence)
+    number = number_of(sequence)
     assert number is not None
     return number, payload
 
@@ -135,9 +135,9 @@ def test_a_request_without_an_empty_frame_is_answered_alike(endpoints: tuple[str
         dealer.setsockopt(zmq.RCVTIMEO, 20_000)
         dealer.connect(endpoints[1])
         dealer.send(b"no number")
-        dealer.send(wire.sequence_bytes(0))
-        assert dealer.recv_multipart() == [b"t", wire.sequence_bytes(0), b"x"]
-        assert dealer.recv_multipart() == [b"", wire.END_OF_REPLAY, b""]
+        dealer.send(number_bytes(0))
+        assert dealer.recv_multipart() == [b"t", number_bytes(0), b"x"]
+        assert dealer.recv_multipart() == [b"", END_OF_REPLAY, b""]
 
 
 def test_a_subscriber_that_never_reads_holds_a_bounded_number_of_batches(endpoints: tuple[str, str]) -> None:
@@ -173,7 +173,7 @@ def test_peers_that_ask_and_do_not_read_are_bounded_too(endpoints: tuple[str, st
         dealer.set_hwm(1)
         dealer.connect(endpoints[1])
         for _ in range(1000):
-            dealer.send_multipart((b"", wire.sequence_bytes(0)))
+            dealer.send_multipart((b"", number_bytes(0)))
         assert len(replay(endpoints[1], 0)) == 100
 
 

@@ -37,3 +37,15 @@ def test_two_sockets_need_two_ports() -> None:
 def test_nothing_is_published_without_an_endpoint(option: str) -> None:
     with pytest.raises(OptionError, match="needs --kv-events-endpoint"):
         resolve({option: "tcp://127.0.0.1:1"}, {}, None)
+
+
+@pytest.mark.parametrize("endpoint", ["5557", "tcp://127.0.0.1", "tcp://a:65535"])
+def test_embedding_events_need_an_address_with_a_next_port(endpoint: str) -> None:
+    with pytest.raises(OptionError, match=r"--embedding-events-endpoint .* is no address to listen on"):
+        resolve({"embedding_events_endpoint": endpoint}, {}, None)
+
+
+@pytest.mark.parametrize("endpoint", [ENDPOINT, "tcp://127.0.0.1:5556"])
+def test_embedding_events_take_no_port_of_others(endpoint: str) -> None:
+    with pytest.raises(OptionError, match="takes port 5557"):
+        resolve({"kv_events_endpoint": ENDPOINT, "embedding_events_endpoint": endpoint}, {}, None)

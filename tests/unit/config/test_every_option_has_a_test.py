@@ -104,6 +104,7 @@ SHOWN_BY = {
     "min_replicas": "ray/test_replicas.py::test_servers_end_while_nobody_asks_and_come_back",
     "ray_address": "unit/cli/test_replicas.py::test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets",
     "reports_endpoint": "e2e/test_front.py::test_streams_go_on_with_equal_text_when_a_replica_is_killed",
+    "embedding_events_endpoint": "integration/cache_server/test_run.py::test_the_server_serves_reports_and_stops",
     "kv_events_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
     "kv_events_replay_endpoint": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",
     "kv_events_topic": f"{KV_EVENTS}::test_a_router_process_tells_what_it_caches",

@@ -17,8 +17,8 @@ from types import TracebackType
 
 import zmq
 
-from mmserve.router.kv_events import wire
-from mmserve.router.kv_events.replay_buffer import MAX_BATCHES, ReplayBuffer
+from mmserve.ipc.events.numbers import END_OF_REPLAY, number_bytes, number_of
+from mmserve.ipc.events.replay_buffer import MAX_BATCHES, ReplayBuffer
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.shortage import has_descriptors
 
@@ -33,12 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Binds the endpoints at once. ``replay_endpoint`` None: nothing is repeated."""
+    """Binds the endpoints at once. ``replay_endpoint`` None: nothing is repeated. ``what``: the events are of, in
+    messages."""
 
-    def __init__(self, endpoint: str, replay_endpoint: str | None, topic: str, buffer_nbytes: int) -> None:
+    def __init__(
+        self, endpoint: str, replay_endpoint: str | None, topic: str, buffer_nbytes: int, *, what: str = "KV"
+    ) -> None:
         """Raises StartupError if an endpoint is taken, or no address of this machine."""
         if not has_descriptors(_FREE_DESCRIPTORS):
-            raise StartupError("too few file descriptors are left for --kv-events-endpoint: raise `ulimit -n`")
+            raise StartupError(f"too few file descriptors are left for {what} events: raise `ulimit -n`")
+        self._what = what
         self._topic = topic.encode()
         self._buffer = ReplayBuffer(buffer_nbytes)
         self._is_behind = False
@@ -51,12 +55,12 @@ class Publisher:
         except StartupError:
             self._close_sockets()
             raise
-        queue = f"inproc://kv-events-{id(self)}"
+        queue = f"inproc://events-{id(self)}"
         self._arrivals = self._socket(zmq.PULL, _QUEUED_BATCHES)
         self._arrivals.bind(queue)
         self._queue = self._socket(zmq.PUSH, _QUEUED_BATCHES)
         self._queue.connect(queue)
-        self._thread = threading.Thread(target=self._serve, name="kv-events", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="events", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> Publisher:
@@ -72,10 +76,10 @@ class Publisher:
         """``number``: one more than the last batch's. The batch is lost, which subscribers notice, if the thread is
         more than _QUEUED_BATCHES behind."""
         try:
-            self._queue.send_multipart((wire.sequence_bytes(number), payload), zmq.NOBLOCK)
+            self._queue.send_multipart((number_bytes(number), payload), zmq.NOBLOCK)
         except zmq.Again:
             if not self._is_behind:
-                logger.warning("KV events are lost: the thread that publishes them does not keep up")
+                logger.warning("%s events are lost: the thread that publishes them does not keep up", self._what)
             self._is_behind = True
         else:
             self._is_behind = False
@@ -96,7 +100,7 @@ class Publisher:
                 self._answer()
 
     def _send(self, sequence: bytes, payload: bytes) -> None:
-        number = wire.number_of(sequence)
+        number = number_of(sequence)
         assert number is not None
         self._subscribers.send_multipart((self._topic, sequence, payload))
         self._buffer.append(number, payload)
@@ -104,17 +108,17 @@ class Publisher:
     def _answer(self) -> None:
         assert self._replays
         peer, *delimiter, request = self._replays.recv_multipart()
-        first = wire.number_of(request)
+        first = number_of(request)
         if first is None or delimiter not in ([], [b""]):
-            logger.warning("a request for KV events was not understood and is ignored")
+            logger.warning("a request for %s events was not understood and is ignored", self._what)
             return
         head = (peer, *delimiter)
         try:
             for number, payload in self._buffer.since(first):
-                self._replays.send_multipart((*head, self._topic, wire.sequence_bytes(number), payload), zmq.NOBLOCK)
-            self._replays.send_multipart((*head, b"", wire.END_OF_REPLAY, b""), zmq.NOBLOCK)
+                self._replays.send_multipart((*head, self._topic, number_bytes(number), payload), zmq.NOBLOCK)
+            self._replays.send_multipart((*head, b"", END_OF_REPLAY, b""), zmq.NOBLOCK)
         except zmq.ZMQError as error:  # it reads nothing, or is gone
-            logger.warning("a replay of KV events was broken off: %s", error)
+            logger.warning("a replay of %s events was broken off: %s", self._what, error)
 
     def _bound(self, kind: int, endpoint: str, limit: int) -> zmq.Socket[bytes]:
         socket = self._socket(kind, limit)
@@ -126,7 +130,7 @@ class Publisher:
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
-            raise StartupError(f"KV events cannot be published at {endpoint}: {error}") from None
+            raise StartupError(f"{self._what} events cannot be published at {endpoint}: {error}") from None
         return socket
 
     def _socket(self, kind: int, limit: int) -> zmq.Socket[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmserve.router.kv_events.replay_buffer import MAX_BATCHES, ReplayBuffer
+from mmserve.ipc.events.replay_buffer import MAX_BATCHES, ReplayBuffer
 
 
 def test_batches_from_a_number_on() -> None:
