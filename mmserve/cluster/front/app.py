@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mmserve.cluster.front.attempts import Attempts, ForwardedRequest, forwarded_headers
+from mmserve.cluster.front.attempts import Attempts, ForwardedRequest
+from mmserve.cluster.front.headers import forwarded_headers
 from mmserve.cluster.front.kept import Kept
 from mmserve.cluster.front.wants import Namer
 from mmserve.cluster.scale.policy import Want

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
 from starlette.types import Send
 
+from mmserve.cluster.front.headers import Headers, is_stream, kept
 from mmserve.cluster.front.kept import Kept
 from mmserve.cluster.front.metrics import FrontMetrics
 from mmserve.cluster.front.progress import Progress
 from mmserve.cluster.front.replicas import Placement
 from mmserve.cluster.front.turns import Turn, Turns
-from mmserve.cluster.front.upstream import Headers, ReplicaLost, Upstream, UpstreamAnswer
+from mmserve.cluster.front.upstream import ReplicaLost, Upstream, UpstreamAnswer
 from mmserve.cluster.scale.policy import Want
 from mmserve.messages.relay import RELAY_HEADER, Relay, sealed
 from mmserve.runtime.errors import MmserveError, Unavailable
@@ -38,11 +39,6 @@ _LONGEST_TURN_S = 5.0
 _UNAVAILABLE = 503
 _REFUSALS = (429, _UNAVAILABLE)
 _LOST_RETRY_AFTER_S = 1.0
-_HOP_BY_HOP = frozenset(
-    (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"proxy-authenticate")
-)
-_REPLACED = frozenset((b"x-request-id", b"request-id", b"date", b"server"))
-"""The front has its own."""
 
 
 @dataclass
@@ -169,7 +165,7 @@ class _Attempt:
             if answer.status in _REFUSALS:
                 self._refusal = (answer.status, answer.headers, await self._whole(answer))
                 return False
-            if answer.status == 200 and request.generates and _is_stream(answer):
+            if answer.status == 200 and request.generates and is_stream(answer.headers):
                 await self._pass_stream(answer)
             elif request.generates or self._started:
                 await self._pass_whole(answer)
@@ -244,7 +240,7 @@ class _Attempt:
     async def _start(self, status: int, headers: Headers) -> None:
         if not self._started:
             self._started = True
-            await self._send({"type": "http.response.start", "status": status, "headers": _kept(headers)})
+            await self._send({"type": "http.response.start", "status": status, "headers": kept(headers)})
 
     async def _give_up(self) -> None:
         error = Unavailable("no replica could answer this request", retry_after_s=_LOST_RETRY_AFTER_S)
@@ -256,26 +252,3 @@ class _Attempt:
 
     async def _end_stream(self, error: MmserveError) -> None:
         await self._send({"type": "http.response.body", "body": self._request.event_of(error), "more_body": False})
-
-
-def _is_stream(answer: UpstreamAnswer) -> bool:
-    return dict(answer.headers).get(b"content-type", b"").startswith(b"text/event-stream")
-
-
-def _kept(headers: Headers) -> list[tuple[bytes, bytes]]:
-    return [each for each in headers if each[0] not in _HOP_BY_HOP and each[0] not in _REPLACED]
-
-
-def forwarded_headers(headers: Headers, added: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    """A client's headers for a replica: without those of its connection and those that only fronts may send."""
-    return [
-        *(
-            (name, value)
-            for name, value in headers
-            if name not in _HOP_BY_HOP
-            and name not in added
-            and name not in (b"host", b"content-length", b"expect")
-            and not name.startswith(b"x-mmserve-")
-        ),
-        *added.items(),
-    ]

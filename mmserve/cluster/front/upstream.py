@@ -21,13 +21,14 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from mmserve.cluster.front.headers import Headers
+
 CONNECT_TIMEOUT_S = 1.0
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 2))
 SILENT_S = 3.0
 """Without progress of a body that is on its way."""
 _HIGH_NBYTES = 256 * 1024
 """Unread bytes from which on the connection is not read from: a slow client holds up its replica."""
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class ReplicaLost(Exception):

@@ -10,10 +10,10 @@ import pytest
 
 from mmserve.messages.cache import PermitRequest, PermitsReply
 from mmserve.messages.request import AbortRequest
-from mmserve.visualserver.batch_queue import BatchQueue
-from mmserve.visualserver.permit_stage import PermitStage
-from mmserve.visualserver.permits import PermitClient
-from tests.unit.visualserver.test_batch_queue import _request
+from mmserve.visualserver.queue.batch_queue import BatchQueue
+from mmserve.visualserver.queue.permit_stage import PermitStage
+from mmserve.visualserver.queue.permits import PermitClient
+from tests.unit.visualserver.queue.test_batch_queue import _request
 
 
 class _NoTimeLeft:
