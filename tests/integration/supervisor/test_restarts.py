@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from mmserve.supervisor.restarts import LIMIT
+from mmserve.supervisor.watching.restarts import LIMIT
 from tests.fakes.supervision import all_gone, supervised
 
 
