@@ -1,4 +1,5 @@
-"""Step 7: a rank that is killed in the middle of an answer, and a start while most of the device's memory is taken."""
+"""Step 7: memory that runs out in a tower, a rank that is killed in the middle of an answer, and a start while most of
+the device's memory is taken."""
 
 from __future__ import annotations
 
@@ -23,8 +24,15 @@ _TIMEOUT_S, _TRIES = 30.0, 10
 def run(checks: Checks, settings: Settings) -> None:
     checks.run("imports", lambda: needs_all(settings))
     if checks.figures("imports"):
+        checks.run("memory runs out in a tower", lambda: _tower(settings))
         checks.run("rank killed in an answer", lambda: _killed(settings))
         checks.run("memory taken by others", lambda: _little_memory(settings))
+
+
+def _tower(settings: Settings) -> Figures:
+    from benchmarks.gpu.models.short_memory import encode_in_little_memory
+
+    return encode_in_little_memory(settings)
 
 
 def _killed(settings: Settings) -> Figures:

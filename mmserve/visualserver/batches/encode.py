@@ -18,6 +18,7 @@ from mmserve.model_backend.row_copies import PlainRowCopies, RowCopies
 from mmserve.model_backend.transfers import PlainTransfers, Transfers
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.runtime.errors import Shortage, Unavailable
+from mmserve.visualserver.batches.call_size import CallSize
 from mmserve.visualserver.batches.image_decode import DecodedBatch
 from mmserve.visualserver.batches.work_journal import WorkJournal
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome, item_ids
@@ -83,7 +84,7 @@ class Encoder:
         device: EncoderDevice = HOST,
     ) -> None:
         self._tower = tower
-        self._tower_images = tower_images
+        self._call_size = CallSize(tower_images)
         self._dtype = dtype
         self._arena = arena
         self._cache = cache
@@ -99,7 +100,8 @@ class Encoder:
     def encode(self, batches: list[EncoderBatch]) -> EncodeResult:
         """Encode all batches. Clears the list, so that the views are freed once they are encoded.
 
-        When memory has run out in a call of the tower, its halves are tried, and later calls have half as many images.
+        When memory has run out in a call of the tower, the same images are tried in calls of half as many, as are
+        later ones for a while (``call_size``).
         After another error each image of the call is encoded alone. Only those fail that fail alone.
         If this server has died during the work on one of them, each is encoded alone too, to find out which one it is.
         Raises the tower's error if the device is lost.
@@ -111,29 +113,34 @@ class Encoder:
         outcomes: dict[int, Outcome] = {}
         left = list(images)
         while left:
-            count = self._device.num_pictures([each.pixels.nbytes for each in views[: self._tower_images]])
-            outcomes |= self._encode_part(left[:count], views[:count])
+            count = self._device.num_pictures([each.pixels.nbytes for each in views[: self._call_size.now]])
+            if (found := self._encode_part(left[:count], views[:count])) is None:
+                continue  # in smaller calls
+            outcomes |= found
             del left[:count], views[:count]
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
         return EncodeResult(reported(self._cache, outcomes), time.monotonic() - started_s, written_nbytes)
 
-    def _encode_part(self, images: Sequence[Image], views: Sequence[PixelTensors]) -> dict[int, Outcome]:
+    def _encode_part(self, images: Sequence[Image], views: Sequence[PixelTensors]) -> dict[int, Outcome] | None:
+        """None: memory has run out for so many images together."""
         out_of_memory = False
         if not any(self._journal.num_deaths(image.item_id) for image in images):
             try:
-                return self._encode(images, views)
+                found = self._encode(images, views)
+                self._call_size.fitted(len(images))
+                return found
             except Exception as error:  # the boundary of one batch
                 if is_fatal_device_error(error):
                     raise
                 out_of_memory = is_out_of_memory(error)
-                logger.exception("a batch of %d images failed, trying parts of it", len(images))
+                logger.exception("a batch of %d images failed, trying fewer of them", len(images))
         outcomes: dict[int, Outcome] = {}
         if out_of_memory:  # here, where the error does not keep the tower's intermediate results any more
             self._device.release_memory()
-            if half := len(images) // 2:
-                self._tower_images = min(self._tower_images, half)
-                logger.warning("memory ran out: from now on at most %d images together", self._tower_images)
-                return self._encode_part(images[:half], views[:half]) | self._encode_part(images[half:], views[half:])
+            if len(images) > 1:
+                self._call_size.ran_out(len(images))
+                logger.warning("memory ran out: from now on at most %d images together", self._call_size.now)
+                return None
         for image, each in zip(images, views, strict=True):
             outcomes |= self._encode_alone(image, each)
             self._journal.clear([image.item_id])
