@@ -93,6 +93,13 @@ def _full_disk(stage: Stage) -> None:
     stage.cluster.nodes[_VICTIM].empty_disk()
 
 
+def _suspended(stage: Stage) -> None:
+    processes = stage.cluster.nodes[_VICTIM].suspend()
+    time.sleep(_LASTS_S)
+    for each in processes:
+        each.resume()
+
+
 def _none(stage: Stage) -> None:
     time.sleep(_LASTS_S)
 
@@ -104,6 +111,7 @@ EVENTS: dict[str, Begin] = {
     "partition": _partition,
     "slow": _slow,
     "disk": _full_disk,
+    "suspended": _suspended,
 }
 TITLES = {
     "none": "none",
@@ -112,6 +120,7 @@ TITLES = {
     "partition": "a node's cable pulled for 10 s",
     "slow": "100 ms each way to a node for 10 s",
     "disk": "a node's disk full for 10 s",
+    "suspended": "a node's processes suspended (SIGSTOP) for 10 s",
 }
 
 
