@@ -11,7 +11,8 @@ from collections.abc import Container, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
-from mmserve.router.speculation.draft_source import AcceptedShares, Draft, DraftSource
+from mmserve.router.speculation.allowance import Allowance
+from mmserve.router.speculation.draft_source import AcceptedShares, Draft, DraftSource, Kind
 from mmserve.router.speculation.proposal_costs import ProposalCosts
 from mmserve.router.speculation.step_costs import StepCosts
 
@@ -73,6 +74,11 @@ class Drafter:
         self._ngrams, self._model_context = ngrams, model_context
         self._costs = StepCosts()
         self._proposal_costs = ProposalCosts()
+        self._allowance = Allowance()
+        self._num_proposed = 0
+        """Tokens of the draft model in the step that is observed next."""
+        self._num_sequences = 1
+        """Of the last step."""
         self._prior = AcceptedShares(_SHORT_SHARE, _LONG_SHARE, _MODEL_SHARE, _PRIOR_WEIGHT)
         self._num_with_drafts = 0
         """Steps since the last one without."""
@@ -81,6 +87,7 @@ class Drafter:
 
     def drafts(self, decoding: list[S]) -> dict[S, Draft]:
         """Drafts of at least one token for some of the sequences, all that a step computes."""
+        self._num_sequences = max(1, len(decoding))
         offers = list(self._offers(decoding))
         if not offers:
             return {}
@@ -105,15 +112,27 @@ class Drafter:
     def observe_step(self, num_sequences: int, num_draft_tokens: int, seconds: float) -> None:
         """The ranks have computed a step that only decodes, apart from its drafts. 0 seconds: unknown."""
         self._costs.observe(num_sequences + num_draft_tokens, seconds)
+        plain_s, *more_s = self._costs.seconds(num_sequences, num_draft_tokens) or (0.0,)
+        self._allowance.observe_step(seconds, plain_s)
+        if self._num_proposed and more_s:
+            others = num_draft_tokens - self._num_proposed
+            self._allowance.gain((plain_s if others <= 0 else more_s[others - 1]) - more_s[-1])
+        self._num_proposed = 0
 
     def observe_proposals(self, lengths: list[int], num_rows: int, seconds: float) -> None:
         """The draft model has made drafts of these lengths. ``num_rows``: of its first pass."""
-        self._proposal_costs.observe(len(lengths), max(1, *lengths), num_rows, seconds)
+        num_passes = max(1, *lengths)
+        self._proposal_costs.observe(len(lengths), num_passes, num_rows, seconds)
+        if any(lengths):  # not only what was missing of the sequences
+            self._allowance.gain(-num_passes * self._proposal_costs.pass_seconds(len(lengths))[-1])
+        self._num_proposed = sum(lengths)
 
     def observe_draft(self, source: DraftSource, num_drafted: int, num_accepted: int) -> None:
         """The first ``num_accepted`` tokens of the source's last draft were right."""
         self._prior.observe(source.kind, num_drafted=num_drafted, num_accepted=num_accepted)
         source.observe(num_drafted, num_accepted)
+        if source.kind is Kind.MODEL and (plain_s := self._costs.seconds(self._num_sequences)):
+            self._allowance.gain(num_accepted * plain_s[0] / self._num_sequences)
 
     def _offers(self, decoding: list[S]) -> Iterable[Offer[S]]:
         for sequence in islice(decoding, _MAX_SEQUENCES):
@@ -127,7 +146,7 @@ class Drafter:
                 yield sequence, source, Draft(len(found), tuple(found))
                 continue
             max_tokens = min(max_tokens, self._model_context - len(tokens) - 1)
-            if max_tokens > 0 and not sequence.largest_image_tokens:
+            if max_tokens > 0 and self._allowance.allows_drafts and not sequence.largest_image_tokens:
                 yield sequence, source, source.proposal(max_tokens)
 
     def _pays_catch_up(self, num_behind: int, source: DraftSource, num_sequences: int) -> bool:
@@ -135,7 +154,8 @@ class Drafter:
         sequence to go on as long as it has since those before were computed, and all others to catch up too."""
         (plain_s,) = self._costs.seconds(num_sequences)
         saved_s = (1.0 - 1.0 / self._gain) * plain_s * source.num_steps_behind
-        return num_sequences * num_behind * self._proposal_costs.row_s <= saved_s
+        row_s = self._proposal_costs.row_s
+        return num_sequences * num_behind * row_s <= saved_s and self._allowance.takes_catch_up(num_behind * row_s)
 
     def _best_lengths(self, offers: list[Offer[S]], num_sequences: int) -> list[int]:
         """How much of each draft the step should compute: the tokens most likely to be right, as long as they pay."""
@@ -151,6 +171,8 @@ class Drafter:
             if not offers[token.offer][2].token_ids:
                 num_passes, num_proposing = max(num_passes, token.place), num_proposing + (token.place == 1)
             draft_s = num_passes * pass_s[num_proposing - 1] if num_passes else 0.0
+            if num_passes > 2 and not draft_s:
+                break  # the first draft, which tells what one costs, is short
             if expected / (step_s + draft_s) > best_rate:
                 best, best_rate = num_tokens, expected / (step_s + draft_s)
         self._gain = best_rate / plain_rate if plain_rate else 1.0

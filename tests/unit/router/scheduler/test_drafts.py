@@ -40,7 +40,7 @@ def started(scheduler: Scheduler, token_id: int = 102, **sampling: object) -> No
     scheduler.receive(request("a", PROMPT, **({"max_tokens": 60} | sampling)))  # type: ignore[arg-type]
     plan = planned(scheduler)
     scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=((0, (token_id,)),)))
-    scheduler._planner._drafter._costs.observe(1, 0.01)  # type: ignore[union-attr]
+    scheduler._planner._drafter.observe_step(1, 0, 0.01)  # type: ignore[union-attr]
 
 
 def test_the_answer_does_not_depend_on_drafts() -> None:
@@ -149,10 +149,10 @@ def test_a_draft_model_is_asked_for_tokens_that_have_room() -> None:
     started(scheduler)
     plan = planned(scheduler)
     step = plan.steps[0]
-    assert (step.draft, step.num_proposed, step.new_blocks) == ((), 4, ())
+    assert (step.draft, step.num_proposed, step.new_blocks) == ((), 2, ())
     assert scheduler.schedule() is None, "how many tokens the step brings is not known"
     result = StepResult(
-        step_id=plan.step_id, tokens=((0, (7, 8, 9)),), proposals=(Proposal(0, 3, 0),), num_draft_rows=43
+        step_id=plan.step_id, tokens=((0, (7, 8, 9)),), proposals=(Proposal(0, 2, 0),), num_draft_rows=43
     )
     scheduler.apply(plan, msgspec.structs.replace(result, forward_s=0.02, draft_s=0.01))
     following = planned(scheduler).steps[0]
@@ -166,7 +166,7 @@ def test_a_draft_model_that_proposes_nothing_yet_is_asked_again() -> None:
     started(scheduler)
     for token_id in range(3):
         plan = planned(scheduler)
-        assert plan.steps[0].num_proposed == 4
+        assert plan.steps[0].num_proposed == 2
         proposals = (Proposal(0, 0, 9),)
         result = StepResult(step_id=plan.step_id, tokens=((0, (token_id,)),), proposals=proposals, num_draft_rows=256)
         scheduler.apply(plan, msgspec.structs.replace(result, forward_s=0.01))

@@ -219,6 +219,26 @@ def test_a_draft_model_costs_little(share: float, num_answers: int, pass_s: floa
     assert seconds <= 397 * step_s(num_answers) / 0.96
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3])
+@pytest.mark.parametrize(("pass_s", "row_s"), [(0.001, 0.00006), (0.0037, 0.0002), (0.007, 0.0002)])
+@pytest.mark.parametrize("num_answers", [1, 4])
+def test_short_answers_lose_little_to_a_poor_draft_model(
+    share: float, pass_s: float, row_s: float, num_answers: int
+) -> None:
+    """A few wrong drafts, and the draft model's computation of a prompt, are a large part of a short answer."""
+
+    def step_s(rows: int) -> float:
+        return 0.01 + 0.0002 * (rows - 1)
+
+    drafter, plain_s = model_drafter(), 128 * step_s(num_answers)
+    taken_s = []
+    for _ in range(6):
+        answers = stories(num_answers, prompt=150, length=131)
+        taken_s.append(generate_with_model(answers, drafter, share, step_s, pass_s, row_s)[0])
+    assert max(taken_s[1:]) <= plain_s / 0.97
+    assert sum(taken_s) <= 6 * plain_s / 0.985
+
+
 def test_a_long_prompt_is_computed_only_for_an_answer_that_is_long_too() -> None:
     drafter = model_drafter()
     generate_with_model(stories(1, 3000), drafter, 0.9, lambda rows: 0.01, 0.001, 0.0001)
@@ -238,6 +258,7 @@ def test_nothing_is_proposed_beside_pictures_or_beyond_the_context_of_the_draft_
     answer.largest_image_tokens = 0
     short = model_drafter(model_context=len(answer.tokens) + 3)
     short.observe_step(1, 0, 0.01)
+    short.observe_proposals([1], 1, 0.001)
     assert [draft.num_tokens for draft in short.drafts([answer]).values()] == [2]
 
 
