@@ -30,6 +30,11 @@ class Transfers(Protocol):
         """Operations return before the device has computed them, so the next step can be launched meanwhile."""
         ...
 
+    @property
+    def is_host(self) -> bool:
+        """The device is the host's CPU: its tensors are memory that numpy reads and writes."""
+        ...
+
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         """A tensor of the host, on the device. ``values`` must not change before operations that read the result were
         issued."""
@@ -51,6 +56,7 @@ class PlainTransfers:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.is_host = device == torch.device("cpu")
 
     def to_device(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.device)

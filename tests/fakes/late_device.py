@@ -170,6 +170,7 @@ class LateTransfers:
     """See ``model_backend.transfers.Transfers``."""
 
     late = True
+    is_host = False
     device = DEVICE
 
     def __init__(self, queue: LateDevice) -> None:

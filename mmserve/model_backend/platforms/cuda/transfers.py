@@ -14,6 +14,7 @@ class CudaTransfers:
     """
 
     late = True
+    is_host = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

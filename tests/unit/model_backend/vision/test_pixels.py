@@ -83,6 +83,9 @@ def test_a_batch_takes_one_copy_of_bytes_and_no_wait(form: PixelForm, device: La
     plain = PixelInputs(form, PlainTransfers(torch.device("cpu")), torch.float32)(pictures(form))
     for late, here in zip(found, plain, strict=True):
         assert torch.equal(late.wait(), here.values.bfloat16()), "rounded once, as the tower rounds"
+    rounded = PixelInputs(form, PlainTransfers(torch.device("cpu")), torch.bfloat16)(pictures(form))
+    for exact, here in zip(plain, rounded, strict=True):
+        assert torch.equal(here.values, exact.values.bfloat16())
 
 
 def test_a_tower_that_takes_bytes_gets_them() -> None:
