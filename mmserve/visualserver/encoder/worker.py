@@ -69,7 +69,8 @@ class Worker:
             if is_fatal_device_error(error):
                 raise
             logger.exception("%d pictures could not be encoded", len(views))
-            return [None] if len(views) == 1 else [rows for each in views for rows in self._rows([each])]
+        # Here, where the error does not keep the tower's intermediate results any more.
+        return [None] if len(views) == 1 else [rows for each in views for rows in self._rows([each])]
 
     def _bytes(self, rows: torch.Tensor) -> memoryview | None:
         """As the arena holds them. None if not all numbers are finite."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 
 from mmserve.messages.media import Processing
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MediaError
+from mmserve.visualserver.encoder import worker
 from mmserve.visualserver.encoder.dialer import Job
 from mmserve.visualserver.encoder.rows_cache import RowsCache
 from mmserve.visualserver.encoder.worker import Worker
@@ -54,8 +57,8 @@ class Asker:
 
 def test_each_picture_gets_its_rows_or_a_reason() -> None:
     asker, tower = Asker(), Tower()
-    worker = Worker(decode, tower, torch.float32, RowsCache(1000))
-    worker.encode([asker.job(number, content) for number, content in enumerate([5, 0, 66, 77, 6])])
+    encoder = Worker(decode, tower, torch.float32, RowsCache(1000))
+    encoder.encode([asker.job(number, content) for number, content in enumerate([5, 0, 66, 77, 6])])
     for number, content in ((0, 5.0), (4, 6.0)):
         message, rows = asker.answers[number]
         assert isinstance(message, Result)
@@ -66,11 +69,31 @@ def test_each_picture_gets_its_rows_or_a_reason() -> None:
     assert tower.batches == [4, 1, 1, 1, 1], "after the error each was tried alone"
 
 
+def test_what_a_failed_call_has_computed_is_freed_before_its_pictures_are_tried_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker.logger, "exception", lambda *_: None)  # pytest keeps what is logged, with its frames
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
+        assert not any(each() is not None for each in kept)
+        computed = torch.ones(2, 3)
+        kept.append(weakref.ref(computed))
+        if len(pictures) > 1:
+            raise torch.OutOfMemoryError("for so many")
+        return [torch.ones(2, 3)]
+
+    asker = Asker()
+    Worker(decode, tower, torch.float32, RowsCache(1000)).encode([asker.job(1, 5), asker.job(2, 6)])
+    assert all(isinstance(message, Result) for message, _ in asker.answers.values())
+    assert len(kept) == 3
+
+
 def test_rows_are_computed_once() -> None:
     asker, tower = Asker(), Tower()
-    worker = Worker(decode, tower, torch.bfloat16, RowsCache(1000))
-    worker.encode([asker.job(1, 5)])
-    worker.encode([asker.job(2, 5), asker.job(3, 6)])
+    encoder = Worker(decode, tower, torch.bfloat16, RowsCache(1000))
+    encoder.encode([asker.job(1, 5)])
+    encoder.encode([asker.job(2, 5), asker.job(3, 6)])
     assert tower.batches == [1, 1]
     assert asker.answers[1][1] == asker.answers[2][1] != asker.answers[3][1]
     assert len(asker.answers[1][1]) == 12
@@ -78,10 +101,10 @@ def test_rows_are_computed_once() -> None:
 
 def test_rows_that_are_kept_are_no_part_of_what_the_tower_has_returned() -> None:
     asker, both = Asker(), torch.ones(4, 3)
-    worker = Worker(decode, lambda pictures: list(both.split(2)), torch.float32, RowsCache(1000))
-    worker.encode([asker.job(1, 5), asker.job(2, 6)])
+    encoder = Worker(decode, lambda pictures: list(both.split(2)), torch.float32, RowsCache(1000))
+    encoder.encode([asker.job(1, 5), asker.job(2, 6)])
     both.zero_()
-    worker.encode([asker.job(3, 5)])
+    encoder.encode([asker.job(3, 5)])
     assert np.frombuffer(asker.answers[3][1], np.float32).tolist() == [1.0] * 6
 
 
