@@ -162,7 +162,7 @@ async def _serve(
     metrics = MetricsClient(process.endpoints, process.name)
     pipeline = _pipeline(process, tower, cache, pool, metrics, router.send, device)
     loops = asyncio.gather(
-        _receive(inbox, pipeline, router.send, counter), pipeline.run(), _beat(process, pipeline, metrics)
+        _receive(inbox, pipeline, router.send, counter), pipeline.run(), _beat(process, pipeline, device.progress)
     )
     process.ready({})
     stopping = asyncio.create_task(stop.wait())
@@ -258,17 +258,18 @@ def _instead_of(message: VisualInbound) -> AbortRequest | None:
     )
 
 
-async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:
+async def _beat(process: Process, pipeline: Pipeline, tower_progress: Callable[[], int]) -> None:
     """Send heartbeats from the serving event loop. They report progress when batches are finished, and while threads
-    decode or encode: one large image may take longer than --stuck-timeout on a busy machine. A decoder in an endless
-    loop computes too, so that this counts for a limited time."""
+    decode or encode: one large image may take longer than --stuck-timeout on a busy machine, or beside ranks on its GPU
+    (``EncoderDevice.progress``). A decoder in an endless loop computes too, so that this counts for a limited time."""
     heartbeats, num_seen = HeartbeatSender(process.endpoints, process.name), 0
     computed = ComputeProgress()
     try:
         while True:
-            progressed = (computed.made() and not pipeline.is_overdue) or pipeline.num_finished > num_seen
+            num_done = pipeline.num_finished + tower_progress()
+            progressed = (computed.made() and not pipeline.is_overdue) or num_done > num_seen
             heartbeats.beat(busy=pipeline.busy, progressed=progressed)
-            num_seen = pipeline.num_finished
+            num_seen = num_done
             await asyncio.sleep(INTERVAL_S / 2)
     finally:
         heartbeats.close()

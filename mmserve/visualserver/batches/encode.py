@@ -41,6 +41,8 @@ class EncoderDevice(NamedTuple):
     """Return what the allocator keeps, after memory has run out."""
     num_pictures: Callable[[Sequence[int]], int] = len
     """How many of the next pictures, with so many bytes of pixels, one call of the tower gets; at least one."""
+    progress: Callable[[], int] = lambda: 0
+    """Grows within a call of a tower that rests, which computes little in a long time. Any thread may ask."""
 
 
 HOST = EncoderDevice(lambda: None, PlainTransfers(torch.device("cpu")), PlainRowCopies())

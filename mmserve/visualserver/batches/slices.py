@@ -30,6 +30,8 @@ class Slices:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._pace, self._step_s, self._wait, self._clock, self._sleep = pace, step_s, wait, clock, sleep
+        self.num_layers = 0
+        """Grows with every layer, also while the tower rests for longer than it computes."""
         self._nbytes = 0
         self._began_s: float | None = None
         """When the layer began that is being computed, if ranks computed then."""
@@ -54,6 +56,7 @@ class Slices:
         self._between(last=False)
 
     def _between(self, *, last: bool) -> None:
+        self.num_layers += 1
         step_s = self._step_s()
         if step_s is None:
             self._began_s = None

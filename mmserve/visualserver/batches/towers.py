@@ -56,4 +56,6 @@ def encoder_device(platform: Platform, arena: Arena | None, slices: Slices | Non
     """Once a process: it prepares the arena for copies."""
     copies, release = platform.row_copies(arena), platform.release_cached_memory
     device = EncoderDevice(platform.use_in_thread, platform.transfers(), copies, release)
-    return device if slices is None else device._replace(num_pictures=slices.num_pictures)
+    if slices is None:
+        return device
+    return device._replace(num_pictures=slices.num_pictures, progress=lambda: slices.num_layers)
