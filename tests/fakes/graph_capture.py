@@ -32,11 +32,16 @@ T = TypeVar("T")
 
 class Recorder:
     """See ``cuda.graphs.capture.Capture``, for work that makes a tuple of tensors. ``fails``: as work that waits for
-    the device, which cannot be captured. ``most_rows``: memory runs out for graphs of more."""
+    the device, which cannot be captured. ``most_rows``: memory runs out for graphs of more. ``runs``: it suffices for
+    the runs before."""
 
-    def __init__(self, *, fails: bool = False, most_rows: int = sys.maxsize) -> None:
+    def __init__(self, *, fails: bool = False, most_rows: int = sys.maxsize, runs: bool = True) -> None:
         self.num_captures = self.num_replays = 0
-        self._fails, self.most_rows = fails, most_rows
+        self._fails, self.most_rows, self._runs = fails, most_rows, runs
+
+    def run(self, work: Callable[[], Any]) -> None:
+        if not self._runs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
     def __call__(self, work: Callable[[], Any]) -> Captured[Any]:
         output = work()
@@ -63,6 +68,9 @@ class LateCapture:
     def __init__(self, device: LateDevice) -> None:
         self._device = device
         self.num_replays = 0
+
+    def run(self, work: Callable[[], object]) -> None:
+        """A late device has nothing to compile."""
 
     def __call__(self, work: Callable[[], T]) -> Captured[T]:
         output, compute = self._device.record(work)

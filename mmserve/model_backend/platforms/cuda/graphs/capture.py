@@ -26,11 +26,14 @@ class Captured(NamedTuple, Generic[T]):
 
 
 class Capture(Protocol):
-    def __call__(self, work: Callable[[], T]) -> Captured[T]:
-        """``work`` reads and writes tensors that outlive the graph, and waits for nothing. It runs a few times.
+    """``work`` reads and writes tensors that outlive the graph, and waits for nothing."""
 
-        Raises RuntimeError if it cannot be captured.
-        """
+    def run(self, work: Callable[[], object]) -> None:
+        """Do the work a few times, and wait for it: first, before it is captured. Raises RuntimeError if it fails."""
+        ...
+
+    def __call__(self, work: Callable[[], T]) -> Captured[T]:
+        """The device computes nothing. Raises RuntimeError if the work cannot be captured."""
         ...
 
 
@@ -47,7 +50,7 @@ class CudaCapture:
         """What torch calls a handle."""
         self._in_pool: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
-    def __call__(self, work: Callable[[], T]) -> Captured[T]:
+    def run(self, work: Callable[[], object]) -> None:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -55,6 +58,8 @@ class CudaCapture:
                 work()
         current.wait_stream(self._stream)
         torch.cuda.synchronize(self._device)
+
+    def __call__(self, work: Callable[[], T]) -> Captured[T]:
         gc.collect()  # what is freed within a capture ends it
         graph, pool = torch.cuda.CUDAGraph(), self._pool
         if pool is None or not self._in_pool:

@@ -95,10 +95,17 @@ class CapturedDecodes:
 
     def _add(self, rung: int, inputs: RowInputs, metadata: Any) -> None:
         """Capture a step of so many rows. If memory runs out, later ones take the next larger graph, if there is one;
-        if it fails otherwise, no graph is used any more. All ranks do the same: a graph has collectives of its own."""
-        found = _CAPTURED
+        if it fails otherwise, no graph is used any more. All ranks do the same: a graph has collectives of its own.
+
+        With several ranks, raises errors of the runs before the capture: the devices of the others may wait for this
+        rank's part of a sum, and with them their hosts. Within the capture no device computes."""
+        found, work, alone = _CAPTURED, partial(self._step, inputs, metadata), self._parts.tp.size == 1
+        if not alone:
+            self._capture.run(work)
         try:
-            self._graphs[rung] = self._capture(partial(self._step, inputs, metadata))
+            if alone:
+                self._capture.run(work)
+            self._graphs[rung] = self._capture(work)
         except torch.OutOfMemoryError as error:
             found = _NO_MEMORY
             logger.warning("there is no memory for a graph of %d rows: %s", rung, error)

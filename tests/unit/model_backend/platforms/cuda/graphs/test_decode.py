@@ -195,3 +195,18 @@ def test_a_graph_that_another_rank_has_not_got_is_not_used(others: int, rungs: t
     assert setup.step([0, 1]) is None
     assert setup.graphs.rungs == rungs
     assert setup.counts == (1, 0)
+
+
+def test_a_run_before_the_capture_that_fails_costs_one_rank_the_graph() -> None:
+    setup = Setup(runs=False)
+    assert setup.step([0, 1]) is None
+    assert setup.graphs.rungs == (1, 4, 8)
+
+
+def test_a_run_before_the_capture_that_fails_ends_a_rank_whose_others_wait_on_their_devices() -> None:
+    class Ranks(TpGroup):
+        def worst(self, numbers: Sequence[int]) -> list[int]:
+            raise AssertionError("the others' hosts do not answer")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Setup(tp=Ranks(0, 2), runs=False).step([0, 1])
