@@ -14,6 +14,9 @@ from mmserve.cluster.scale.reports import Holdings, Kind, Load
 from mmserve.cluster.scale.ring import Ring
 from mmserve.cluster.scale.suspects import Suspects
 
+_LOOK_S = 1.0
+"""Between two looks through all replicas for requests that no longer count."""
+
 
 class Cluster:
     """``now_s``, wherever it is asked for: of one monotonic clock. ``seed``: of the random candidates."""
@@ -29,6 +32,7 @@ class Cluster:
         self._expected = Expected()
         self._in_flight = 0
         """Of all replicas together."""
+        self._looked_s = float("-inf")
         self._policy = Policy(
             self._replicas,
             self._ring,
@@ -100,8 +104,17 @@ class Cluster:
 
     def _now(self, now_s: float, exclude: Collection[str]) -> tuple[set[str], float | None]:
         """Whom to avoid, and how many requests a replica has on average."""
+        if now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._forget_old(now_s)
         avoid = {*exclude, *self._suspects.avoided(now_s)}
         return avoid, self._in_flight / len(self._replicas) if self._replicas else None
+
+    def _forget_old(self, now_s: float) -> None:
+        """Otherwise a replica that does not report, and gets nothing because it looks busy, would stay so for ever."""
+        for load in self._loads.values():
+            load.forget_old(now_s)
+        self._in_flight = sum(load.in_flight for load in self._loads.values())
 
     def sent(self, choice: Choice, want: Want, now_s: float) -> None:
         """The request was sent there. Nothing happens if the replica has left meanwhile."""

@@ -46,6 +46,11 @@ class ReplicaLoad:
         self._forget(now_s - _UNSEEN_S)
         self._compute()
 
+    def forget_old(self, now_s: float) -> None:
+        """What was sent there more than a minute ago no longer counts."""
+        self._forget(now_s - _FORGOTTEN_S)
+        self._compute()
+
     def _forget(self, until_s: float) -> None:
         while self._sent and self._sent[0][0] <= until_s:
             self._sent_s -= self._sent.popleft()[1]

@@ -47,6 +47,15 @@ def test_a_prompt_goes_where_most_of_it_is_computed() -> None:
     assert _chosen(cluster, Want(blocks=(1, 2, 13), tokens=48)) in "bf"
 
 
+def test_without_reports_a_request_counts_for_a_minute_even_where_nothing_more_is_sent() -> None:
+    cluster = Cluster()
+    cluster.set_replicas("ab")
+    assert {_chosen(cluster, Want(), 0.0, exclude=("b",)) for _ in range(20)} == {"a"}
+    assert [_chosen(cluster, Want(), 30.0) for _ in range(5)] == ["b"] * 5
+    later = [_chosen(cluster, Want(), 95.0) for _ in range(10)]
+    assert later.count("a") == later.count("b")
+
+
 def test_all_fronts_send_a_new_picture_to_the_same_replica() -> None:
     fronts = [_cluster(*"abcdefgh"), _cluster(*"hgfedcba")]
     for name in range(50):
