@@ -74,12 +74,9 @@ class Upstream:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 transport, connection = await asyncio.get_running_loop().create_connection(_Connection, *self._address)
+            _keep_alive(transport.get_extra_info("socket"))
         except (OSError, TimeoutError) as error:
             raise ReplicaLost(f"{self.url} cannot be reached: {error}", sent=False) from None
-        raw = transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE:
-            raw.setsockopt(socket.IPPROTO_TCP, option, value)
         return connection
 
 
@@ -209,6 +206,13 @@ class _Connection(asyncio.Protocol):
         if self._has_head:
             self._complete = True
             self._wake()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Raises OSError if it has been lost and closed meanwhile."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 _INT = struct.Struct("i")

@@ -1,9 +1,10 @@
-"""A body that does not arrive: is the replica slow, or gone?"""
+"""Connections that are lost, and a body that does not arrive: is the replica slow, or gone?"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 
@@ -63,5 +64,25 @@ def test_a_replica_that_lets_a_body_wait_is_waited_for() -> None:
                     left -= len(await loop.sock_recv(connection, 1 << 20))
                 await loop.sock_sendall(connection, b"HTTP/1.1 204 No Content\r\n\r\n")
                 assert await sending == 204
+
+    asyncio.run(test())
+
+
+def test_a_connection_that_is_lost_as_soon_as_it_is_made_is_a_lost_replica() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def connect_and_lose(*arguments: Any, **named: Any) -> Any:
+            transport, connection = await connect(*arguments, **named)
+            transport.abort()
+            while transport.get_extra_info("socket").fileno() >= 0:  # noqa: ASYNC110 - asyncio closes it soon
+                await asyncio.sleep(0)
+            return transport, connection
+
+        with _listener() as listener, pytest.MonkeyPatch.context() as patched:
+            patched.setattr(loop, "create_connection", connect_and_lose)
+            with pytest.raises(ReplicaLost, match="cannot be reached"):
+                await Upstream(f"http://127.0.0.1:{listener.getsockname()[1]}").send("POST", b"/", [], [])
 
     asyncio.run(test())
