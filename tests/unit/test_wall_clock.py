@@ -28,6 +28,7 @@ SHOWN = {
     "monitoring/metrics/state_page.py",  # when a sample of the last hour was taken
     "httpserver/request/otlp_export.py",  # when a span began
     "router/kv_events/feed.py",  # when a batch of events was made
+    "cache_server/embedding_events.py",
 }
 
 

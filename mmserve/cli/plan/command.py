@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mmserve.config.config import Config
 
 _OF_SERVE = (
-    *("tp", "dtype", "quantization", "kernel_level", "kv_cache_dtype", "kv_cache_gb", "mm_cache_gb", "max_model_len"),
-    *("gpu_memory_utilization", "enforce_eager", "visual_batch_size"),
+    *("model_impl", "tp", "dtype", "quantization", "kernel_level", "kv_cache_dtype", "kv_cache_gb", "mm_cache_gb"),
+    *("gpu_memory_utilization", "enforce_eager", "visual_batch_size", "max_model_len"),
     *("max_num_seqs", "max_num_batched_tokens", "speculative_model", "visual_workers", "http_workers"),
     *("mm_processor_kwargs", "arena_huge_pages", "pixel_budget_mb", "body_budget_mb", "fetch_budget_mb", "max_body_mb"),
 )
@@ -59,7 +59,7 @@ def plan(arguments: argparse.Namespace) -> int:
     flags = {name: value for name, value in vars(arguments).items() if name in _OF_SERVE}
     config = resolve(flags, {}, None)
     hardware, fast_bfloat16 = _hardware(arguments)
-    facts = model_facts.read(locate(arguments.model, weights=False))
+    facts = model_facts.read(locate(arguments.model, weights=False), config.model_impl)
     check_tp(facts.model, config.tp)
     device = "cuda" if hardware.is_gpu else "cpu"
     dtype = weight_dtype(config, facts.model, device, fast_bfloat16=fast_bfloat16)

@@ -17,10 +17,11 @@ from mmserve.checkpoint.files import has_weights
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.fields import Quantization
+from mmserve.config.fields import ModelImpl, Quantization
 from mmserve.config.resolved.deployment import DTYPE_BYTES, Dtype, KvDtype, embed_row_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup import plan
+from mmserve.supervisor.startup.find_model import read_model
 from mmserve.supervisor.startup.weight_memory import PartBytes, part_nbytes, quantized_nbytes
 
 _COUNTER = "mmserve.model_backend.loader.count_parameters"
@@ -55,10 +56,11 @@ class ModelFacts(NamedTuple):
         return plan.arena_size(config, self.model)
 
 
-def read(directory: Path) -> ModelFacts:
-    """``directory`` needs no weights. Raises StartupError with the reason if the model cannot be planned for."""
+def read(directory: Path, impl: ModelImpl = "mmserve") -> ModelFacts:
+    """``directory`` needs no weights, unless transformers' modules compute the model. Raises StartupError with the
+    reason if the model cannot be planned for."""
     if has_weights(directory):
-        return of_files(load(directory))
+        return of_files(read_model(directory, impl))
     model = load(directory, weights=False)
     if model.quantization is not None:
         raise StartupError(
