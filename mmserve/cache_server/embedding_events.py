@@ -12,6 +12,7 @@ import msgspec
 from mmserve.cache_server.entry_store import EmbeddingChange
 from mmserve.config.config import Config
 from mmserve.config.event_options import replay_endpoint_of
+from mmserve.config.fields import EventFormat
 from mmserve.ipc.events.numbers import BATCHES_OF_A_START
 from mmserve.ipc.events.publisher import Publisher
 from mmserve.runtime.byte_budget import MIB
@@ -35,6 +36,21 @@ class AllEmbeddingsCleared(msgspec.Struct, tag=True, gc=False):
 
 
 Event = EmbeddingStored | EmbeddingRemoved | AllEmbeddingsCleared
+
+
+class _StoredArray(EmbeddingStored, tag="EmbeddingStored", array_like=True):
+    pass
+
+
+class _RemovedArray(EmbeddingRemoved, tag="EmbeddingRemoved", array_like=True):
+    pass
+
+
+class _ClearedArray(AllEmbeddingsCleared, tag="AllEmbeddingsCleared", array_like=True):
+    pass
+
+
+_ARRAYS = {EmbeddingStored: _StoredArray, EmbeddingRemoved: _RemovedArray, AllEmbeddingsCleared: _ClearedArray}
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -45,10 +61,14 @@ class Publishes(Protocol):
 
 
 class EmbeddingFeed:
-    """``incarnation``: number of earlier starts of the cache server. ``now``: seconds since 1970."""
+    """``incarnation``: number of earlier starts of the cache server. ``form``: as that of KV events. ``now``: seconds
+    since 1970."""
 
-    def __init__(self, publisher: Publishes, incarnation: int, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, publisher: Publishes, incarnation: int, form: EventFormat, now: Callable[[], float] = time.time
+    ) -> None:
         self._publisher = publisher
+        self._form = form
         self._number = incarnation * BATCHES_OF_A_START
         self._now = now
         self._publish([AllEmbeddingsCleared()])
@@ -59,6 +79,8 @@ class EmbeddingFeed:
             self._publish([_event(*change) for change in changes])
 
     def _publish(self, events: list[Event]) -> None:
+        if self._form == "array":
+            events = [_ARRAYS[type(event)](*msgspec.structs.astuple(event)) for event in events]
         self._publisher.publish(self._number, _encoder.encode((self._now(), events, 0)))
         self._number += 1
 
@@ -77,4 +99,4 @@ def publishing(config: Config, incarnation: int) -> Iterator[EmbeddingFeed | Non
     topic = (config.kv_events_topic or "").replace("kv@", "mm@", 1)
     nbytes = int(config.kv_events_buffer_mb * MIB)
     with Publisher(endpoint, replay_endpoint_of(endpoint), topic, nbytes, what="embedding") as publisher:
-        yield EmbeddingFeed(publisher, incarnation)
+        yield EmbeddingFeed(publisher, incarnation, config.kv_events_format)

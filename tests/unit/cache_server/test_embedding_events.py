@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from mmserve.cache_server.embedding_events import EmbeddingFeed
@@ -11,7 +13,7 @@ from tests.unit.cache_server.test_table import _Bench, item
 
 class _Published:
     def __init__(self) -> None:
-        self.batches: list[tuple[int, list[dict[str, object]]]] = []
+        self.batches: list[tuple[int, list[Any]]] = []
 
     def publish(self, number: int, payload: bytes) -> None:
         seconds, events, rank = msgspec.msgpack.decode(payload)
@@ -22,7 +24,7 @@ class _Published:
 def test_an_embedding_is_told_when_it_is_complete_and_when_it_has_gone() -> None:
     bench, published = _Bench(2), _Published()
     bench.table.follow_embeddings()
-    feed = EmbeddingFeed(published, 3, lambda: 5.0)
+    feed = EmbeddingFeed(published, 3, "map", lambda: 5.0)
     bench.encoded("cat")
     feed.publish(bench.table.take_embedding_changes())
     feed.publish(bench.table.take_embedding_changes())
@@ -42,6 +44,16 @@ def test_an_embedding_is_told_when_it_is_complete_and_when_it_has_gone() -> None
     assert [event for event in events if event["type"] == "EmbeddingStored"] == [stored["bird"], stored["cow"]]
     assert removed["cat"] in events
     assert bench.table.look_up(item("cow")).state == "embedding"
+
+
+def test_each_event_is_an_array_for_subscribers_that_read_no_maps() -> None:
+    published = _Published()
+    feed = EmbeddingFeed(published, 0, "array", lambda: 5.0)
+    feed.publish([(b"\x0a\x0b", 4), (b"\x0a\x0b", 0)])
+    assert published.batches == [
+        (0, [["AllEmbeddingsCleared"]]),
+        (1, [["EmbeddingStored", "0a0b", 4], ["EmbeddingRemoved", "0a0b"]]),
+    ]
 
 
 def test_nothing_is_kept_if_nobody_follows() -> None:
