@@ -35,6 +35,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """Rows of prompt log-probabilities that the client has already."""
     arrival_s: float
     """CLOCK_MONOTONIC when the HTTP request arrived."""
+    arena_s: float = 0.0
+    """How long its pictures waited for room in the arena."""
     attempt: int = 0
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
     pictures: tuple[int, ...] = ()

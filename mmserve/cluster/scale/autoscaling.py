@@ -13,7 +13,8 @@ _MOST_USED, _LEAST_USED = 0.8, 0.5
 """Share of all slots: above the first there are more replicas, below the second fewer. Apart, so that replicas do not
 come and go."""
 _MAX_WAIT_S = 1.0
-"""A longer mean wait asks for a replica more, however few slots are taken: pictures wait to be encoded."""
+"""A longer mean wait asks for a replica more, however few slots are taken: pictures wait for room in the arena,
+or to be encoded."""
 _MAX_GROWTH = 2.0
 """Replicas that start take memory and bandwidth from those that serve: at most twice as many at once."""
 

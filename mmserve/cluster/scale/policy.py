@@ -169,7 +169,7 @@ class Policy:
             work_s = missing * costs.encode_s + max(0, tokens - depth * block_tokens) * costs.prefill_s
             score_s = load.wait_s + work_s
             if missing:
-                score_s += costs.encoder_wait_s + missing * costs.pressure_s
+                score_s += costs.encoder_wait_s
                 if any(holders):
                     score_s += _COPY * missing * costs.encode_s
             elif expected and any(replica in each for each in expected):

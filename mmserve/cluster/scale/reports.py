@@ -34,7 +34,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     wait_s: float = 0.0
     """Until a new request's first step."""
     encoder_wait_s: float = 0.0
-    """Until a new picture is encoded."""
+    """Until a new picture is encoded: for room in the arena, and for the pictures before it."""
     in_flight: int = 0
     """Requests from all fronts."""
     slots: int = 1
@@ -45,8 +45,6 @@ class Load(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """To decode and encode one picture."""
     prefill_s: float = 0.0
     """For each token of a prompt."""
-    pressure_s: float = 0.0
-    """What a picture more costs the others: pictures that are evicted for it and must be encoded again."""
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, gc=False):

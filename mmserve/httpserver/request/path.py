@@ -127,6 +127,7 @@ class RequestPath:
         # Drops the last reference to the body with its base64 text.
         call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
         resources.hold(kept_nbytes(call) + inline_nbytes)
+        asked_s = time.monotonic()
         async with lease(alloc_path, call.request_id, items) as leased:
             started_s = time.monotonic()
             prompts = await self._build(call, leased)
@@ -141,7 +142,7 @@ class RequestPath:
                 call = self._with_tool_grammar(self._with_thought(call), in_reasoning=True)
                 await self._check_grammar(call)
             contexts = [_context(*pair) for pair in zip(call.prompts, prompts, strict=True)]
-            requests = sequences_of(call, prompts, self.worker, self.max_model_len)
+            requests = sequences_of(call, prompts, self.worker, self.max_model_len, started_s - asked_s)
             for prompt, request in zip(prompts, requests[:: call.n], strict=True):
                 count_request(self.metrics, call, len(prompt.ids), request.sampling.max_tokens)
             tools_nbytes = sum(map(reading_nbytes, call.prompts))

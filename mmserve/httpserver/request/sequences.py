@@ -13,21 +13,22 @@ from mmserve.runtime.errors import ContextLengthExceeded, quoted
 
 
 def sequences_of(
-    call: GenerateCall, prompts: Sequence[Prompt], worker: int, max_model_len: int
+    call: GenerateCall, prompts: Sequence[Prompt], worker: int, max_model_len: int, arena_s: float = 0.0
 ) -> list[GenerateRequest]:
     """n sequences of the first prompt, n of the second, and so on. ``worker``: the HTTP worker that gets the replies.
+    ``arena_s``: how long the call's pictures waited for room in the arena.
 
     Raises ContextLengthExceeded if a prompt and its answer do not fit ``max_model_len`` tokens.
     """
     return [
         sequence
         for number, prompt in enumerate(prompts)
-        for sequence in _of_prompt(call, prompt, number * call.n, worker, max_model_len)
+        for sequence in _of_prompt(call, prompt, number * call.n, worker, max_model_len, arena_s)
     ]
 
 
 def _of_prompt(
-    call: GenerateCall, prompt: Prompt, first: int, worker: int, max_model_len: int
+    call: GenerateCall, prompt: Prompt, first: int, worker: int, max_model_len: int, arena_s: float
 ) -> list[GenerateRequest]:
     """The sequences of one prompt's choices. ``first``: index of the first of them."""
     sampling = _with_token_limits(call, len(prompt.ids), max_model_len)
@@ -48,6 +49,7 @@ def _of_prompt(
             pooling=call.pooling,
             priority=call.priority,
             arrival_s=call.arrival_s,
+            arena_s=arena_s,
             pictures=relay.pictures if relay is not None and not first + index else (),
             blocks=relay.blocks if relay is not None and not first + index else (),
         )

@@ -12,6 +12,8 @@ from mmserve.router.reports.held_names import HeldNames
 _SNAPSHOT_EVERY = 20
 """Reports: a front that has missed one, or has just come, waits this long."""
 _AVERAGE_WEIGHT = 0.1
+_FADES_TO = 0.95
+"""At each report: how long requests waited for room says nothing once none comes."""
 _TOKEN_NBYTES = 8
 _COMPUTED = ("stop", "length")
 
@@ -39,6 +41,7 @@ class Reporter:
         """HTTP worker -> its last death."""
         self._num_reports = 0
         self._request_s, self._encode_s, self._prefill_s = _Average(), _Average(), _Average()
+        self._arena_s = _Average()
 
     def received(self, messages: Iterable[EngineInbound]) -> None:
         """The router has received these."""
@@ -48,6 +51,8 @@ class Reporter:
             elif isinstance(message, GenerateRequest) and not (message.look_up or self._is_orphan(message)):
                 self._live[message.id] = message
                 self._unanswered[message.id] = self._pictures.missing(message.pictures)
+                if message.spans and not message.attempt:
+                    self._arena_s.add(message.arena_s)
 
     def replied(self, replies: Iterable[tuple[int, TokenReply | SequenceStages]]) -> None:
         """The router sends these. With the first token of a request its prompt is held, and its pictures are; with its
@@ -67,9 +72,10 @@ class Reporter:
         snapshot = self._num_reports % _SNAPSHOT_EVERY == 0
         self._num_reports += 1
         request_s = self._request_s.value / self._slots
+        self._arena_s.value *= _FADES_TO
         load = Load(
             wait_s=num_waiting * request_s if num_running >= self._slots else 0.0,
-            encoder_wait_s=sum(self._unanswered.values()) * self._encode_s.value,
+            encoder_wait_s=self._arena_s.value + sum(self._unanswered.values()) * self._encode_s.value,
             in_flight=len(self._live),
             slots=self._slots,
             request_s=request_s,

@@ -110,10 +110,12 @@ class Prompts(StubPrompts):
 class World:
     """A worker's request path with real readers, leases and dispatcher, over a table and an engine without sockets."""
 
-    def __init__(self, paths: BothAllocPaths, alloc_version: AllocVersion, tracker: Tracker) -> None:
+    def __init__(
+        self, paths: BothAllocPaths, alloc_version: AllocVersion, tracker: Tracker, engine: Engine | None = None
+    ) -> None:
         self.paths, self._tracker = paths, tracker
         self.samples = cast(Any, Samples())
-        self.engine, self.prompts = Engine(), Prompts()
+        self.engine, self.prompts = engine or Engine(), Prompts()
         split = cast(Any, type("Split", (), {"fraction": 1.0 if alloc_version == "v2" else 0.0}))
         path = RequestPath(
             worker=0,

@@ -95,6 +95,18 @@ def test_the_load_is_what_waits_and_what_work_has_cost() -> None:
     assert reporter.report(3, 2).load.wait_s == 0
 
 
+def test_pictures_that_waited_for_room_in_the_arena_are_a_wait_until_none_comes_any_more() -> None:
+    """Such requests are in no queue of the router, and few of them are in flight."""
+    reporter = Reporter(4, 10_000, 1000, 5)
+    reporter.received([msgspec.structs.replace(_request("a", pictures=(7,)), arena_s=3.0)])
+    waits = [reporter.report(0, 1).load.encoder_wait_s for _ in range(100)]
+    assert 2.5 < waits[0] <= 3.0
+    assert waits == sorted(waits, reverse=True)
+    assert waits[-1] < 0.05
+    reporter.received([msgspec.structs.replace(_request("b", pictures=(8,)), arena_s=3.0, attempt=1)])
+    assert reporter.report(0, 1).load.encoder_wait_s < 0.05, "counted with its first attempt"
+
+
 def test_an_attempt_that_was_replaced_and_an_aborted_request_hold_nothing() -> None:
     reporter = Reporter(4, 10_000, 1000, 5)
     _held(reporter)
