@@ -36,7 +36,9 @@ class Gemma3Tower(nn.Module):
         means = features.view(len(tiles), rows, size, rows, size, -1).mean(dim=(2, 4)).flatten(0, 2)
         # As in Gemma's language model, the norm's weight is stored minus 1 and applied in float32.
         normed = self._ops.rms_norm(means.float(), 1.0 + self.norm_weight.float(), self._spec.layer_norm_eps)
-        return (normed.to(means.dtype) @ self.projection).view(len(tiles), rows * rows, -1)
+        # One tile at a time: the last bits of torch's product may depend on the number of its rows.
+        squares = normed.to(means.dtype).view(len(tiles), rows * rows, -1)
+        return torch.stack([square @ self.projection for square in squares])
 
     def targets(self) -> dict[str, Target | None]:
         found = dict(self.encoder.targets())
