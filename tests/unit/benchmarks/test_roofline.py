@@ -57,6 +57,15 @@ def test_a_ratio_need_not_exceed_three_quarters_of_the_limit(share: float, targe
     assert limits["tokens_per_s over vllm's"] == f"at least {target:g}"
 
 
+@pytest.mark.parametrize("load", ["W1", "W2", "W3", "W7", "W8"])
+def test_llama_cpp_is_to_be_exceeded_by_a_fifth_whatever_the_limit(load: str) -> None:
+    rows = [
+        {"load": load, "server": "mmserve", "tokens_per_s": 1.19, SHARE: 0.95},
+        {"load": load, "server": "llama.cpp", "tokens_per_s": 1.0},
+    ]
+    assert [(row["target"], row["met"]) for row in check_limits(rows, [])] == [("at least 1.2", "no")]
+
+
 def test_text_and_pictures_beside_each_other_have_targets_too() -> None:
     mixed = [
         {
