@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from mmserve.cli.doctor.finding import Check, Finding, failure, ok, warning
+from mmserve.config.resolved.gpu_capability import problem_with_bfloat16
 from mmserve.supervisor.startup import machine
 
 _PROBE = "mmserve.cli.doctor.probe"
@@ -138,6 +139,10 @@ def gpu_finding(probe: dict[str, Any], cuda_problem: str) -> Finding:
     found = "; ".join(rows)
     if driver := probe["torch"].get("driver"):
         found = f"driver {driver}: {found}"
+    oldest = min(tuple(map(int, gpu["capability"].split("."))) for gpu in gpus)
+    if problem := problem_with_bfloat16((oldest[0], oldest[1])):
+        do = "choose newer GPUs with CUDA_VISIBLE_DEVICES: on this one torch computes attention, slower than kernels"
+        return warning(f"{found}; {problem}", do)
     if any(len(gpu["peers"]) < len(gpus) - 1 for gpu in gpus):
         return warning(f"{found}; not all reach each other's memory", "--tp over these goes through host memory")
     return ok(found)

@@ -1,26 +1,33 @@
-"""Asks the CUDA driver how many GPUs this process may use, without torch.
+"""Asks the CUDA driver how many GPUs this process may use, and how old they are, without torch.
 
 The driver is asked in a child process, so that the supervisor does not keep the driver's libraries and threads. As a
-program (``python -m mmserve.supervisor.startup.cuda_driver``) it prints the answer.
+program (``python -m mmserve.supervisor.startup.cuda_driver``) it prints the answer as JSON.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mmserve.config.resolved.gpu_capability import Capability
+
 _LIBRARY = "libcuda.so.1"
 _NO_DEVICE = 100
 """cudaErrorNoDevice, from cuInit."""
+_MAJOR, _MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 
 
 class Gpus(NamedTuple):
     num_gpus: int
     problem: str
     """Why there are none; empty if there are some."""
+    oldest: Capability | None = None
+    """The lowest compute capability among them; None: there are none."""
 
 
 def ask_in_child(within_s: float = 60.0) -> Gpus:
@@ -32,10 +39,11 @@ def ask_in_child(within_s: float = 60.0) -> Gpus:
         )
     except (OSError, subprocess.SubprocessError) as error:
         return Gpus(0, f"the CUDA driver does not answer ({error})")
-    count, _, problem = done.stdout.strip().partition(" ")
-    if done.returncode or not count.isdigit():
+    try:
+        count, problem, oldest = json.loads(done.stdout)
+    except ValueError:
         return Gpus(0, f"the CUDA driver crashes (exit code {done.returncode})")
-    return Gpus(int(count), problem)
+    return Gpus(count, problem, oldest and (oldest[0], oldest[1]))
 
 
 def ask(load: Callable[[str], Any] = ctypes.CDLL) -> Gpus:
@@ -50,8 +58,25 @@ def ask(load: Callable[[str], Any] = ctypes.CDLL) -> Gpus:
     count = ctypes.c_int()
     if code := driver.cuDeviceGetCount(ctypes.byref(count)):
         return Gpus(0, f"the CUDA driver cannot count its GPUs (CUDA error {code})")
-    return Gpus(count.value, "" if count.value else "the CUDA driver sees no GPU")
+    if not count.value:
+        return Gpus(0, "the CUDA driver sees no GPU")
+    found = [_capability(driver, index) for index in range(count.value)]
+    known = [capability for capability in found if capability is not None]
+    if len(known) < len(found):
+        return Gpus(0, "the CUDA driver cannot describe its GPUs")
+    return Gpus(count.value, "", min(known))
+
+
+def _capability(driver: Any, index: int) -> Capability | None:
+    """Of this GPU; None: the driver refuses to say."""
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuDeviceGet(ctypes.byref(device), index):
+        return None
+    for number, attribute in ((major, _MAJOR), (minor, _MINOR)):
+        if driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device):
+            return None
+    return major.value, minor.value
 
 
 if __name__ == "__main__":
-    print(*ask())
+    print(json.dumps(ask()))

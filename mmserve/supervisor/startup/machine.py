@@ -16,9 +16,11 @@ from pathlib import Path
 
 import psutil
 
+from mmserve.config.resolved.gpu_capability import Capability, problem_with_bfloat16
 from mmserve.runtime.cpu import topology
 from mmserve.runtime.memory import cgroup
 from mmserve.supervisor.startup import cuda_driver
+from mmserve.supervisor.startup.cuda_driver import Gpus
 
 _DESCRIPTORS = 1 << 16
 _STDERR = 2
@@ -39,13 +41,16 @@ class Machine:
     """Physical cores that this process may use, by affinity mask and container quota."""
     cuda_problem: str = ""
     """Why CUDA cannot be used, in words; empty if it can."""
+    oldest_gpu: Capability | None = None
+    """The lowest compute capability of its GPUs; None: it has none."""
 
 
 def look() -> Machine:
     """This machine now."""
     memory_bytes, limited_by = free_memory()
-    problem = _cuda_problem()
-    return Machine(memory_bytes, limited_by, not problem, _has_fast_bfloat16(), num_cores(), problem)
+    gpus = _gpus()
+    has_cuda, bfloat16 = not gpus.problem, _has_fast_bfloat16()
+    return Machine(memory_bytes, limited_by, has_cuda, bfloat16, num_cores(), gpus.problem, gpus.oldest)
 
 
 def free_memory() -> tuple[int, str]:
@@ -93,16 +98,19 @@ def _quota_cores(directory: Path) -> float | None:
     return None
 
 
-def _cuda_problem() -> str:
+def _gpus() -> Gpus:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        return "CUDA_VISIBLE_DEVICES hides all GPUs"
+        return Gpus(0, "CUDA_VISIBLE_DEVICES hides all GPUs")
     if not any(Path(path).exists() for path in _DRIVER_FILES):
-        return "there is no NVIDIA driver"
+        return Gpus(0, "there is no NVIDIA driver")
     if not _torch_has_cuda():
-        return "this torch is a CPU build"
-    if problem := cuda_driver.ask_in_child().problem:
-        logger.warning("%s, although a driver is installed", problem)
-    return problem
+        return Gpus(0, "this torch is a CPU build")
+    found = cuda_driver.ask_in_child()
+    if found.problem:
+        logger.warning("%s, although a driver is installed", found.problem)
+    elif problem := problem_with_bfloat16(found.oldest):
+        logger.warning("%s", problem)
+    return found
 
 
 def _torch_has_cuda() -> bool:

@@ -27,6 +27,7 @@ from mmserve.config.resolved.deployment import (
     embed_row_nbytes,
     kv_dtype,
 )
+from mmserve.config.resolved.gpu_capability import Capability, problem_with_bfloat16
 from mmserve.ipc.arena import extent_nbytes, payload_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.machine import Machine
@@ -68,7 +69,7 @@ def make(
     _check_speculation(config)
     device = _device(config, machine)
     _check_attention(config, device)
-    dtype = weight_dtype(config, model, device, fast_bfloat16=machine.fast_bfloat16)
+    dtype = weight_dtype(config, model, device, fast_bfloat16=machine.fast_bfloat16, oldest_gpu=machine.oldest_gpu)
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
         _check_step(config, model, max_image_rows)
@@ -184,8 +185,15 @@ def _check_attention(config: Config, device: Literal["cpu", "cuda"]) -> None:
         )
 
 
-def weight_dtype(config: Config, model: ModelSpec, device: str, *, fast_bfloat16: bool) -> Dtype:
-    """Of the weights. ``fast_bfloat16``: the CPU multiplies it faster than float32. Raises StartupError."""
+def weight_dtype(
+    config: Config, model: ModelSpec, device: str, *, fast_bfloat16: bool, oldest_gpu: Capability | None = None
+) -> Dtype:
+    """Of the weights. ``fast_bfloat16``: the CPU multiplies it faster than float32. ``oldest_gpu``: None as for a new
+    one. Raises StartupError."""
+    too_old = problem_with_bfloat16(oldest_gpu) if device == "cuda" else ""
+    if too_old and (config.dtype == "bfloat16" or config.quantization == "fp8"):
+        asked = "--quantization fp8" if config.quantization == "fp8" else "--dtype bfloat16"
+        raise StartupError(f"{asked}: {too_old}; leave it out, or choose GPUs with CUDA_VISIBLE_DEVICES")
     if config.quantization != "none" and model.quantization is not None:
         raise StartupError(f"--quantization: the checkpoint is quantised already ({model.quantization}); leave it out")
     if config.quantization == "fp8":
@@ -204,6 +212,8 @@ def weight_dtype(config: Config, model: ModelSpec, device: str, *, fast_bfloat16
         return "float32"
     if config.dtype == "auto":
         is_fast = fast_bfloat16 and config.kernel_level not in _WITHOUT_BFLOAT16
+        if too_old:
+            return "float16"
         return "bfloat16" if device == "cuda" or is_fast else "float32"
     return config.dtype
 
@@ -240,7 +250,7 @@ def most_image_rows(config: Config, model: ModelSpec, machine: Machine) -> int:
     """Of the largest image that ``make`` accepts for the context and the arena; 0 if none fits."""
     assert model.vision is not None
     device = _device(config, machine)
-    dtype = weight_dtype(config, model, device, fast_bfloat16=machine.fast_bfloat16)
+    dtype = weight_dtype(config, model, device, fast_bfloat16=machine.fast_bfloat16, oldest_gpu=machine.oldest_gpu)
     row_nbytes = embed_row_nbytes(model, activation_dtype(model, device, dtype))
     of_context = (config.max_model_len or model.text.max_position) - 1
     arena_nbytes = arena_size(config, model) - extent_nbytes(_SMALLEST_IMAGE_NBYTES)

@@ -78,6 +78,9 @@ def test_gpus_are_named_with_their_memory() -> None:
     assert finding.status == "ok"
     assert "H100 (compute 9.0), 70.0 of 80.0 GiB free" in finding.found
     assert gpu_finding({"torch": {"gpus": [_gpu(1), _gpu()]}}, "").status == "warning"
+    old = gpu_finding({"torch": {"gpus": [_gpu(1), _gpu(0) | {"capability": "7.5"}]}}, "")
+    assert old.status == "warning"
+    assert "compute capability 7.5, and bfloat16 begins with 8.0, so --dtype auto is float16" in old.found
 
 
 @pytest.mark.parametrize(

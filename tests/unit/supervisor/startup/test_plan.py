@@ -98,6 +98,17 @@ def test_on_a_cpu_bfloat16_is_for_products_and_the_kv_cache(family: str, on_cpu:
     assert short == 2 * long
 
 
+def test_a_gpu_without_bfloat16_serves_in_float16(model: ModelSpec) -> None:
+    old = replace(GPU, oldest_gpu=(7, 5))
+    deployment = _make(model, old)
+    assert (deployment.dtype, deployment.activation_dtype, deployment.kv_dtype) == ("float16",) * 3
+    assert _make(model, old, dtype="float32").dtype == "float32"
+    assert _make(model, old, device="cpu").dtype == "float32"
+    assert _make(model, replace(GPU, oldest_gpu=(8, 0))).dtype == "bfloat16"
+    for name, options in (("--dtype bfloat16", {"dtype": "bfloat16"}), ("--quantization fp8", {"quantization": "fp8"})):
+        assert f"{name}: a GPU has compute capability 7.5, and bfloat16" in _refused(model, old, **options)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_cpu_takes_either_dtype_of_the_kv_cache_with_either_dtype(dtype: str, model: ModelSpec) -> None:
     short, long = (

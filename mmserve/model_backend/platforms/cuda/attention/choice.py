@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from mmserve.config.fields import AttentionChoice
+from mmserve.config.resolved.gpu_capability import AMPERE, Capability, in_words
 from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.runtime.errors import StartupError
 
 if TYPE_CHECKING:
     from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
-
-_OLDEST = (8, 0)
-"""Ampere, the first GPUs that compute in bfloat16."""
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +23,7 @@ class Gpu(NamedTuple):
     """What the sizes of kernels depend on."""
 
     device: torch.device
-    capability: tuple[int, int]
+    capability: Capability
     processors: int
     shared_bytes: int
     """Memory on a processor that one program may use."""
@@ -60,8 +58,10 @@ def offers_triton(choice: AttentionChoice, gpu: Gpu) -> bool:
     if choice == "torch":
         return False
     problem = None
-    if gpu.capability < _OLDEST:
-        problem = f"this GPU's compute capability is {'.'.join(map(str, gpu.capability))}, and the kernels need 8.0"
+    if gpu.capability < AMPERE:
+        problem = (
+            f"this GPU's compute capability is {in_words(gpu.capability)}, and the kernels need {in_words(AMPERE)}"
+        )
     elif find_spec("triton") is None:
         problem = "Triton is not installed (a CUDA build of torch for Linux brings it)"
     if problem is not None:

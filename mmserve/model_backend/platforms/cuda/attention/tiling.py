@@ -1,7 +1,7 @@
 """How the attention kernels divide their work: sizes by head size and dtype, chosen from what the compiler reports.
 
-Registers and shared memory of each choice for sm_80, sm_90a and sm_120 are checked by
-``tests/unit/model_backend/platforms/cuda/test_compile.py``. No GPU has timed them yet.
+Registers and shared memory for sm_90a are checked by ``tests/unit/model_backend/platforms/cuda/test_compile.py``;
+``compiled.py`` beside it prints them for sm_80 and sm_120 too. No GPU has timed them yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmserve.model_backend.attention.interface import AttentionSpec
 _MIN_PRODUCT_ROWS = 16
 """Of a product on tensor cores."""
 _HOPPER_SHARED_BYTES = 227 * 1024
-"""Of a product on tensor cores."""
+"""That a program may use there."""
 
 
 class Tiling(NamedTuple):

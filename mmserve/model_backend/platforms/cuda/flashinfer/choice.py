@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
+from mmserve.config.resolved.gpu_capability import AMPERE, Capability, in_words
 from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.platforms.cuda.flashinfer.backend import FlashInferAttention
 from mmserve.model_backend.transfers import Transfers
@@ -14,14 +15,13 @@ from mmserve.runtime.errors import StartupError
 
 _DIMS = (64, 128, 256)
 _DTYPES = (torch.float16, torch.bfloat16)
-_OLDEST = (8, 0)
 
 
 def flashinfer_attention(
     spec: AttentionSpec,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
-    capability: tuple[int, int],
+    capability: Capability,
     transfers: Transfers,
 ) -> FlashInferAttention:
     """Raises StartupError if the package is not there, or cannot compute this."""
@@ -30,9 +30,9 @@ def flashinfer_attention(
     return FlashInferAttention(import_module("flashinfer"), spec, dtype, transfers)
 
 
-def _problem(spec: AttentionSpec, dtype: torch.dtype, kv_dtype: torch.dtype, capability: tuple[int, int]) -> str:
-    if capability < _OLDEST:
-        return f"this GPU's compute capability is {'.'.join(map(str, capability))}, and it needs 8.0"
+def _problem(spec: AttentionSpec, dtype: torch.dtype, kv_dtype: torch.dtype, capability: Capability) -> str:
+    if capability < AMPERE:
+        return f"this GPU's compute capability is {in_words(capability)}, and it needs {in_words(AMPERE)}"
     if spec.head_dim not in _DIMS:
         return f"the model's heads have {spec.head_dim} numbers, and it knows {', '.join(map(str, _DIMS))}"
     if any(mask.whole_images for mask in spec.masks):
