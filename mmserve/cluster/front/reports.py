@@ -62,6 +62,7 @@ class ReportListener:
             socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, _MAX_RECONNECT_MS)
             socket.set_hwm(_UNREAD_REPORTS)
+            socket.setsockopt(zmq.IPV6, "[" in endpoint)  # for a name it would look for no other addresses
             use_key(socket, self._key)
             socket.subscribe(b"")
             socket.connect(endpoint)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
+import pytest
 import zmq
 import zmq.asyncio
 
@@ -49,24 +51,46 @@ def test_a_front_with_the_secret_learns_what_is_held_and_a_stranger_nothing() ->
     run(test)
 
 
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no address of IPv6")
+def test_a_front_hears_a_replica_that_reports_at_an_address_of_ipv6() -> None:
+    async def test() -> None:
+        with ReportPublisher("tcp://[::1]:*", KEY) as publisher:
+            cluster = Cluster()
+            cluster.set_replicas(["a"])
+            listener = ReportListener(cluster, KEY)
+            listener.set({"a": publisher.endpoint})
+            await _until_heard(publisher, cluster)
+            await listener.aclose()
+
+    run(test)
+
+
 def test_who_knows_the_replicas_key_but_has_another_of_its_own_is_refused() -> None:
     """libzmq alone would let any client in."""
 
     async def test() -> None:
         context = zmq.asyncio.Context()
         with ReportPublisher(ANY_PORT, KEY) as publisher:
-            socket = context.socket(zmq.SUB)
-            use_key(socket, KEY)
-            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
-            socket.subscribe(b"")
-            events = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-            socket.connect(publisher.endpoint)
+            reader = context.socket(zmq.SUB)
+            use_key(reader, KEY)
+            reader.curve_publickey, reader.curve_secretkey = zmq.curve_keypair()
+            reader.subscribe(b"")
+            events = reader.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            reader.connect(publisher.endpoint)
             async with asyncio.timeout(20):
                 frames = await events.recv_multipart()
             assert int.from_bytes(frames[0][:2], "little") == zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            socket.disable_monitor()
+            reader.disable_monitor()
             events.close()
-            socket.close(linger=0)
+            reader.close(linger=0)
             context.term()
 
     run(test)
