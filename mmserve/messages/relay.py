@@ -118,7 +118,8 @@ def comment(sampled: Sampled) -> bytes:
 
 
 def packed_of(event: bytes) -> bytes | None:
-    """The packed ``Sampled`` of such a comment; None for any other event. Raises ValueError for a damaged one."""
+    """The packed ``Sampled`` of such a comment; None for any other event. Raises ValueError or msgspec.DecodeError for
+    a damaged one."""
     if not event.startswith(_COMMENT):
         return None
     packed = base64.b64decode(event[len(_COMMENT) : -len(_END)], validate=True)
@@ -127,7 +128,7 @@ def packed_of(event: bytes) -> bytes | None:
 
 
 def commented(event: bytes) -> Sampled | None:
-    """What such a comment tells; None for any other event. Raises ValueError for a damaged one."""
+    """What such a comment tells; None for any other event. Raises what ``packed_of`` raises."""
     packed = packed_of(event)
     return None if packed is None else _sampled.decode(packed)
 

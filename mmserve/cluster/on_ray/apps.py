@@ -44,9 +44,8 @@ _front = serve.deployment(
 
 
 def nodes(args: Mapping[str, Any]) -> Application:
-    """``options``: arguments of ``mmserve serve``; ``cluster_key_file``: on the machine
-    that builds the application; the rest is of the deployment
-    (``num_replicas``, ``ray_actor_options`` with ``num_gpus``, ...)."""
+    """``options``: arguments of ``mmserve serve``; ``cluster_key_file``: on the machine that builds the application;
+    the rest is of the deployment (``num_replicas``, ``ray_actor_options`` with ``num_gpus``, ...)."""
     rest = {name: value for name, value in args.items() if name not in ("options", "cluster_key_file")}
     return nodes_app(args.get("options", ()), _secret(args), {}, "", **rest)
 

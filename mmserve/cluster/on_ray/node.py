@@ -40,8 +40,8 @@ _DROPPED = ("OMP_NUM_THREADS", "MMSERVE_CONFIG")
 
 
 class Node:
-    """``options``: of ``mmserve serve``; ``environment``: variables for it, as its API key; ``secret``: of
-    the cluster key, in hexadecimal; ``host``: the address to listen on, if not that of the machine."""
+    """``options``: of ``mmserve serve``; ``environment``: variables for it, as its API key; ``secret``: of the cluster
+    key, in hexadecimal; ``host``: the address to listen on, if not that of the machine."""
 
     def __init__(self, options: Sequence[str], secret: str, environment: Mapping[str, str], host: str = "") -> None:
         self._key = ClusterKey.of(bytes.fromhex(secret))

@@ -102,9 +102,8 @@ class Reporter:
         extents = {span.item_id: span.embed.nbytes for span in request.spans}
         pictures: tuple[int | str, ...] = request.pictures or tuple(str(item) for item in extents)
         self._pictures.use(pictures, sum(extents.values()) / max(1, len(pictures)))
-        blocks: tuple[int | str, ...] = request.blocks[::-1] or (
-            request.id,
-        )  # the last one goes first, as in the cache
+        # Backwards: the end of a prompt is forgotten first, as in the prefix cache.
+        blocks: tuple[int | str, ...] = request.blocks[::-1] or (request.id,)
         self._blocks.use(blocks, tokens / len(blocks))
 
     def _ended(self, request: GenerateRequest, reply: TokenReply) -> None:
