@@ -33,15 +33,16 @@ class Cluster:
 
     def start(self, *numbers: int) -> None:
         """All at once; ready when it returns."""
+        for number in numbers:
+            self._live[number] = contextlib.ExitStack()
         with ThreadPoolExecutor(len(numbers)) as threads:
-            for number, (live, started) in zip(numbers, threads.map(self._start, numbers), strict=True):
-                self._live[number], self.nodes[number] = live, started
+            self.nodes.update(zip(numbers, threads.map(self._start, numbers), strict=True))
 
-    def _start(self, number: int) -> tuple[contextlib.ExitStack, Node]:
-        live = contextlib.ExitStack()
+    def _start(self, number: int) -> Node:
         reports = f"tcp://{self.network.address(number)}:{REPORTS_PORT}"
         shared = ("--cluster-key-file", str(self.key_file), "--reports-endpoint", reports)
-        return live, live.enter_context(node(self.network, number, self._directory, *shared, *self._options))
+        made = node(self.network, number, self._directory, *shared, *self._options)
+        return self._live[number].enter_context(made)
 
     def kill(self, number: int) -> None:
         """``kill -9`` of everything on the node."""

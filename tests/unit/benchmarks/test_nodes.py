@@ -1,8 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
+
+from benchmarks.nodes import cluster as nodes
+from benchmarks.nodes.namespaces import Network
 from benchmarks.nodes.rules import ByChance
 from benchmarks.nodes.workload import streams, zipf_bodies
 from mmserve.cluster.scale.policy import Want
@@ -36,3 +44,24 @@ def test_of_two_replicas_by_chance_the_less_busy_one_gets_a_request() -> None:
 
     assert asyncio.run(ask(3)) == []
     assert asyncio.run(ask(1))
+
+
+def test_a_node_that_does_not_start_leaves_no_other_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whichever is first."""
+    events: list[str] = []
+    is_up = threading.Event()
+
+    @contextlib.contextmanager
+    def node(network: Network, number: int, *arguments: object) -> Iterator[None]:
+        if number == 0:
+            is_up.wait(20)
+            raise TimeoutError("not ready")
+        events.append("up")
+        is_up.set()
+        yield
+        events.append("down")
+
+    monkeypatch.setattr(nodes, "node", node)
+    with pytest.raises(TimeoutError), nodes.cluster(Network(2), tmp_path, 2):
+        pass
+    assert events == ["up", "down"]
