@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from mmserve.config.node_options import Address
 from mmserve.runtime.errors import StartupError
+from mmserve.runtime.logs.seldom import Seldom
 from mmserve.visualserver.remote.frames import (
     GREETING,
     NONCE_NBYTES,
@@ -69,6 +70,7 @@ class Dialer:
         self._take, self._welcome, self._refused = take, welcome, refused
         self._closed = threading.Event()
         self._stream: Stream | None = None
+        self._seldom = Seldom()
         self._waits = False
         """True from the first failure, which is logged, until it has joined again."""
         threading.Thread(target=self._run, name=f"encoder-{address.port}", daemon=True).start()
@@ -92,8 +94,9 @@ class Dialer:
                 if not self._waits and not self._closed.is_set():
                     logger.warning("no connection to %s:%d, trying again: %s", *self._address, error)
                 self._waits = True
-            except Exception:  # the boundary of one connection
-                logger.exception("the connection to %s:%d ends by an error of this encoder", *self._address)
+            except Exception as error:  # the boundary of one connection
+                if self._seldom.is_due(repr(error)):
+                    logger.exception("the connection to %s:%d ends by an error of this encoder", *self._address)
             self._closed.wait(_RETRY_S)
 
     def _talk(self, stream: Stream) -> None:

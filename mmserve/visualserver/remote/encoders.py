@@ -91,8 +91,9 @@ class Encoders:
             except BrokenEncoderLink as error:
                 if self._seldom.is_due(f"{peer}: {error}"):
                     logger.warning("the connection of an encoder on %s ends: %s", peer, error)
-            except Exception:  # the boundary of one connection
-                logger.exception("the connection of an encoder on %s ends by an error of this server", peer)
+            except Exception as error:  # the boundary of one connection
+                if self._seldom.is_due(f"{peer}: {error!r}"):
+                    logger.exception("the connection of an encoder on %s ends by an error of this server", peer)
             finally:
                 self._num_connections -= 1
 

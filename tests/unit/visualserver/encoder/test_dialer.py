@@ -32,6 +32,7 @@ def test_an_error_of_one_connection_does_not_end_those_that_follow(
             for _ in range(3):
                 listener.accept()[0].close()
     assert "what nobody has thought of" in caplog.text
+    assert caplog.text.count("by an error of this encoder") == 1, "once a minute"
 
 
 def test_a_server_that_lets_it_in_no_more_is_logged_once(
