@@ -114,7 +114,7 @@ class Platform(Protocol):
         ...
 
     def weight_copies(self) -> Copy:
-        """From the pages of checkpoints' files to parameters. Keeps memory as long as it is held."""
+        """From the pages of checkpoints' files to parameters. May take some MiB of the host for good."""
         ...
 
     # Memory.
@@ -154,7 +154,7 @@ class Platform(Protocol):
     def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
         """In a visual server: the same for a batch of images and one picture being decoded.
 
-        On a GPU the room stays this process's own, and it takes little more.
+        On a GPU the room stays this process's own until memory runs out in it, and it takes little more.
         """
         ...
 

@@ -61,7 +61,7 @@ class StagedCopies:
 
 
 def staged_copies(device: torch.device) -> StagedCopies:
-    """The buffers are pinned as long as it lives."""
+    """Torch keeps the buffers' memory pinned for later copies of their size, also when this has gone."""
     memory = [torch.empty(_BUFFER_NBYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_BUFFERS)]
 
     def send(target: torch.Tensor, staged: torch.Tensor) -> Callable[[], object]:
