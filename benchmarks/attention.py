@@ -56,6 +56,7 @@ CASES = (
     Case("1 decoding, 1,000 tokens", 1, 999, 1),
     Case("1 decoding, 8,192 tokens", 1, 8191, 1),
     Case("8 decoding, 8,192 tokens each", 8, 8191, 1),
+    Case("1 decoding, 32,768 tokens", 1, 32767, 1),
     Case("256 of a prompt behind 7,936", 1, 7936, 256),
 )
 

@@ -20,6 +20,11 @@ BLOCK = PagedCpuAttention.block_sizes[0]
 LIMITS = StepLimits(max_tokens=1000, max_seqs=10, max_blocks=100, block_tokens=BLOCK)
 
 
+LONG = [(8191, 1), (32_748, 20)]
+"""Chunks of contexts of 8k and 32k."""
+LONG_LIMITS = LIMITS._replace(max_blocks=-(-32_768 // BLOCK))
+
+
 def paged(group: int, kv_heads: int, dim: int) -> PagedCpuAttention:
     return PagedCpuAttention(kernels(), AttentionSpec(group * kv_heads, kv_heads, dim))
 
@@ -62,6 +67,19 @@ def test_results_and_stored_kv_equal_the_reference(
         caches.append(layer_kv)
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
     assert torch.equal(caches[0], caches[1])
+
+
+@pytest.mark.parametrize("window", [None, 5_000])
+def test_long_contexts_equal_the_reference(window: int | None) -> None:
+    step, backend = step_of(LONG), paged(3, 2, 64)
+    reference = SdpaAttention(AttentionSpec(6, 2, 64, (Mask(window),)), torch.float32, torch.device("cpu"))
+    cache = random(*backend.kv_shape(int(step.block_tables.max()) + 1, BLOCK), seed=1)
+    qkv, results = random(len(step.slot_mapping), 10, 64), []
+    for attention in (backend, reference):
+        heads = qkv.clone()
+        kv, metadata = heads[:, 6:].unflatten(1, (2, 2)), attention.builder(LONG_LIMITS).build(step)
+        results.append(attention.forward(heads[:, :6], kv, cache.clone(), metadata, Mask(window)))  # type: ignore[arg-type]
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [16, 48, 64])

@@ -13,7 +13,15 @@ from mmserve.model_backend.attention.interface import AttentionInput, AttentionS
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
-from tests.unit.model_backend.platforms.cpu.test_attention import BLOCK, LIMITS, attend_densely, image_ends, step_of
+from tests.unit.model_backend.platforms.cpu.test_attention import (
+    BLOCK,
+    LIMITS,
+    LONG,
+    LONG_LIMITS,
+    attend_densely,
+    image_ends,
+    step_of,
+)
 from tests.unit.model_backend.platforms.cpu.test_levels import built
 
 pytestmark = needs_compiler
@@ -84,6 +92,23 @@ def test_results_and_stored_numbers_equal_the_reference(group: int, dim: int, wi
         assert torch.equal(stored, expected_cache.flatten(0, 1)[written])
     for level in found[1:]:
         assert all(map(torch.equal, level, found[0]))
+
+
+@pytest.mark.parametrize("window", [None, 5_000])
+def test_long_contexts_equal_the_reference(window: int | None) -> None:
+    step, mask = step_of(LONG), Mask(window)
+    qkv = random(len(step.slot_mapping), 5 * KV_HEADS, 64)
+    q, kv = qkv[:, : 3 * KV_HEADS], qkv[:, 3 * KV_HEADS :].unflatten(1, (2, KV_HEADS))
+    spec = AttentionSpec(3 * KV_HEADS, KV_HEADS, 64, (mask,))
+    reference = SdpaAttention(spec, torch.float32, torch.device("cpu"))
+    found: list[torch.Tensor] = []
+    for backend in backends(3, 64, mask):
+        cache = random(*backend.kv_shape(int(step.block_tables.max()) + 1, BLOCK), seed=1).to(SHORT)
+        expected_cache = backend.token_major(cache).clone()
+        found.append(backend.forward(q, kv, cache, backend.builder(LONG_LIMITS).build(step), mask))
+        expected = reference.forward(q, kv, expected_cache, reference.builder(LONG_LIMITS).build(step), mask)
+        torch.testing.assert_close(found[-1], expected, rtol=1e-4, atol=1e-5)
+        assert torch.equal(found[-1], found[0])
 
 
 @both_products
