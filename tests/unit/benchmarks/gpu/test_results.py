@@ -89,6 +89,7 @@ def test_goals_of_recorded_figures() -> None:
             **{
                 "text beside pictures": {"itl_p99_ms": 13.0, "itl_p99_ms_alone": 10.0},
                 "Qwen2.5-VL-7B__start": {"bytes/s of loading": 5e9},
+                "Qwen2.5-1.5B__start": {"s to ready": 40.0},
             },
         ),
     ]
@@ -100,6 +101,7 @@ def test_goals_of_recorded_figures() -> None:
     assert rows["ITL p99 of text alone over beside pictures"] == (10 / 13, "yes")
     assert rows["8B, batch 64, the slowest steps alone over those beside a tower"] == (0.8, "yes")
     assert rows["bytes/s of weights from the page cache, for an 8B in 10 s"] == (5e9, "yes")
+    assert rows["starts a second of a server with graphs, for one in 30 s"] == (1 / 40, "no")
     assert rows["8B, prompt of 8k, of the products' rate"] == (None, "not measured")
 
 
