@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
-from mmserve.model_backend.rank_links import Reduction, connect
+from mmserve.model_backend.rank_links import Reduction, combined, connect
 
 _TIMEOUT = timedelta(minutes=10)
 _OPS: Mapping[Reduction, dist.ReduceOp.RedOpType] = {
@@ -58,6 +58,19 @@ class ProcessGroup:
         parts = [torch.empty_like(tensor) for _ in range(self._size)] if self._rank == 0 else None
         dist.gather(tensor, parts, dst=0, group=self._group)
         return parts
+
+
+class HostGroup(ProcessGroup):
+    """By gloo. Its own order of a sum of three and more ranks depends on the number's place in the tensor, and so on
+    what else is in the step: the same request would have other numbers each time."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
+        if self._size == 2:  # there is one order
+            super().all_reduce(tensor, op)
+            return
+        parts = [torch.empty_like(tensor) for _ in range(self._size)]
+        dist.all_gather(parts, tensor, group=self._group)
+        tensor.copy_(combined(parts, op))
 
 
 class HeadShare(NamedTuple):
@@ -192,7 +205,7 @@ def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) ->
         timeout=_TIMEOUT,
     )
     try:
-        group = ProcessGroup(rank, size)
+        group = HostGroup(rank, size) if on_host else ProcessGroup(rank, size)
         with nullcontext(group) if on_host else _between_hosts(rank, size, meeting) as host:
             yield TpGroup(rank, size, group, host, on_host)
     finally:
@@ -203,7 +216,7 @@ def join(rank: int, size: int, meeting: Meeting | None, device: torch.device) ->
 def _between_hosts(rank: int, size: int, meeting: Meeting) -> Iterator[Collectives]:
     """Of ranks whose other collectives are between their GPUs."""
     if meeting.directory is None:
-        yield ProcessGroup(rank, size, dist.new_group(backend="gloo", timeout=_TIMEOUT))
+        yield HostGroup(rank, size, dist.new_group(backend="gloo", timeout=_TIMEOUT))
         return
     with connect(rank, size, meeting.store, meeting.directory) as links:
         yield links

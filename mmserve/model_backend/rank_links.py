@@ -6,7 +6,7 @@ torch's gloo takes about 1 ms for a sum of two small tensors over the loopback i
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import reduce
 from pathlib import Path
@@ -28,6 +28,11 @@ _COMBINED: Mapping[Reduction, Callable[[torch.Tensor, torch.Tensor], torch.Tenso
 }
 
 
+def combined(parts: Sequence[torch.Tensor], op: Reduction) -> torch.Tensor:
+    """Of all ranks, in their order: so the bits are the same on all of them, whatever else is in the tensors."""
+    return reduce(_COMBINED[op], parts)
+
+
 class RankLinks:
     """Connected sockets of this rank by the other ranks' numbers; see ``distributed.Collectives``.
 
@@ -38,8 +43,8 @@ class RankLinks:
         self._rank, self._sockets = rank, sockets
 
     def all_reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
-        """In the order of the ranks, so that all have the same bits."""
-        tensor.copy_(reduce(_COMBINED[op], self._exchange(tensor)))
+        """See ``combined``."""
+        tensor.copy_(combined(self._exchange(tensor), op))
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         if self._rank == 0:

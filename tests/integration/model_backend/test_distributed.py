@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
@@ -50,6 +51,35 @@ def test_collectives_give_both_ranks_the_same_results(tmp_path: Path) -> None:
     gathered = ([[1.0, 3.0, 2.0, 2.0]], None)
     for rank in range(2):
         assert by_rank[rank] == ([gathered[rank], *reduced] * len(DTYPES) + told) * 2 + between
+
+
+def add(rank: int, directory: str, found: multiprocessing.Queue[list[object]]) -> None:
+    """Sums of numbers of all sizes, whose order shows in the bits: alone and among others, here and apart."""
+    generator = torch.Generator().manual_seed(rank)
+    own = torch.randn(1000, generator=generator) * 10.0 ** torch.randint(-3, 4, (1000,), generator=generator)
+    here = at_file(Path(directory, "here"), 3, Path(directory))
+    apart = Meeting(FileStore(str(Path(directory, "apart")), 3), num_here=1)
+    sums: list[object] = []
+    for meeting in (here, apart):
+        with join(rank, 3, meeting, torch.device("cpu")) as tp:
+            sums += [tp.sum(own.clone()).tolist(), tp.sum(own[:7].clone()).tolist()]
+            assert tp.worst([rank]) == [2]
+    found.put(sums)
+
+
+def test_a_sum_of_three_ranks_has_the_same_bits_wherever_they_are_and_whatever_is_beside_it(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    found: multiprocessing.Queue[list[object]] = context.Queue()
+    processes = [context.Process(target=add, args=(rank, str(tmp_path), found)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    results: list[Any] = [found.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    (many, few), apart = results[0][:2], results[0][2:]
+    assert many[:7] == few
+    assert apart == [many, few]
+    assert results == [results[0]] * 3
 
 
 def test_one_rank_needs_no_store() -> None:
