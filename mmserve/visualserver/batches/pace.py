@@ -16,6 +16,9 @@ _NEWEST = 0.25
 _REST_STEPS = 1.1
 """Of a step's time, so that the next slice meets another step."""
 
+_MOST_REST_S = 1.0
+"""A layer that seems to take seconds is rather a process that was suspended."""
+
 
 class Pace:
     """``share``: of a step's time, that a slice may add to it. Steps that are measured have met slices already."""
@@ -48,4 +51,4 @@ class Pace:
         if not last and self._used_s + layer_s <= self._share * step_s:
             return 0.0
         used_s, self._used_s = self._used_s, 0.0
-        return max(_REST_STEPS * step_s, used_s / self._share - used_s)
+        return min(max(_REST_STEPS * step_s, used_s / self._share - used_s), _MOST_REST_S)

@@ -92,3 +92,7 @@ def test_a_call_gets_the_pictures_whose_layer_fits_a_slice(nbytes: Sequence[int]
     assert pace.num_pictures(nbytes, step_s) == 1, "before anything was measured"
     pace.rest_s(0.001, 10, 1.0)
     assert pace.num_pictures(nbytes, step_s) == count
+
+
+def test_a_suspended_tower_does_not_rest_for_minutes() -> None:
+    assert Pace(0.01).rest_s(60.0, PICTURE, 0.02) == 1.0
