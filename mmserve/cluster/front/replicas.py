@@ -15,7 +15,8 @@ from mmserve.cluster.scale.policy import Want
 from mmserve.runtime.errors import Unavailable
 
 _RETRY_AFTER_S = 1.0
-_REPORTS = re.compile(r"tcp://[^/\s]+:\d{1,5}")
+_REPORTS = re.compile(r"tcp://[^/\s]+:(\d{1,5})")
+_MAX_PORT = 65535
 
 
 class Replica(NamedTuple):
@@ -30,7 +31,7 @@ class Replica(NamedTuple):
         """From ``URL`` or ``URL,tcp://HOST:PORT``. Raises ValueError."""
         url, _, reports = text.partition(",")
         Upstream(url)
-        if reports and not _REPORTS.fullmatch(reports):
+        if reports and not ((found := _REPORTS.fullmatch(reports)) and int(found[1]) <= _MAX_PORT):
             raise ValueError(f"{reports} is no address of reports: write it as tcp://HOST:PORT")
         return cls(url.rstrip("/"), url.rstrip("/"), reports)
 

@@ -18,6 +18,7 @@ from mmserve.cluster.front.replicas import Replica
 from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.front.run import Front, FrontOptions
 from mmserve.cluster.front.upstream import Upstream
+from mmserve.cluster.on_ray.held import until_over
 from mmserve.cluster.on_ray.known import KnownReplicas, known
 from mmserve.cluster.scale.policy import Want
 from mmserve.ipc.cluster_key import ClusterKey
@@ -28,6 +29,7 @@ _RETRY_AFTER_S = 1.0
 _RELEASE_S = 2.0
 """For Ray to hear that a request has ended. The client has its answer, or waits for another attempt."""
 _BACKLOG = 2048
+_ENDS = (RayError, RayServeException, RequestCancelledError)
 logger = logging.getLogger(__name__)
 
 
@@ -51,12 +53,8 @@ class RayPlacement:
                 yield replica, upstream
             finally:
                 held.cancel()
-                with contextlib.suppress(RayError, RayServeException, RequestCancelledError, asyncio.CancelledError):
-                    try:
-                        async with asyncio.timeout(_RELEASE_S):
-                            await held
-                    except TimeoutError:  # its machine is cut off, and Ray has not noticed yet
-                        logger.info("Ray has not confirmed the end of a request at %s", replica)
+                if not await until_over(held, _RELEASE_S, _ENDS):  # its machine is cut off, and Ray has not noticed yet
+                    logger.info("Ray has not confirmed the end of a request at %s", replica)
 
     def failed(self, replica: str) -> None:
         """See Placement."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from mmserve.cluster.scale.cluster import Cluster
 from mmserve.cluster.scale.reports import Holdings, Load
@@ -53,3 +53,20 @@ class Heard:
     def hold(self, replica: str, report: Holdings) -> bool:
         """See Cluster."""
         return self._cluster.hold(replica, report)
+
+
+async def until_over(cancelled: Awaitable[object], within_s: float, errors: tuple[type[Exception], ...]) -> bool:
+    """Wait for what was cancelled; False if it takes longer than ``within_s``. ``errors`` may end it as well. Raises
+    CancelledError if the caller itself is cancelled."""
+    try:
+        async with asyncio.timeout(within_s):
+            await cancelled
+    except TimeoutError:
+        return False
+    except errors:
+        return True
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    return True

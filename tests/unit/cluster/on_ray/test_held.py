@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
-from mmserve.cluster.on_ray.held import Heard, Held
+import pytest
+
+from mmserve.cluster.on_ray.held import Heard, Held, until_over
 from mmserve.cluster.scale.cluster import Cluster
 from mmserve.cluster.scale.reports import Load
 
@@ -27,5 +29,28 @@ def test_a_request_that_nobody_ends_is_over_when_the_server_has_none() -> None:
         heard.load("a", Load(), 103.0)
         await young
         assert cluster.reported_at_s("a") == 103.0
+
+    asyncio.run(test())
+
+
+def test_the_end_of_a_cancelled_request_is_waited_for() -> None:
+    async def test() -> None:
+        ended, failed, late = (asyncio.get_running_loop().create_future() for _ in range(3))
+        ended.cancel()
+        failed.set_exception(KeyError())
+        assert await until_over(ended, 60, (KeyError,))
+        assert await until_over(failed, 60, (KeyError,))
+        assert not await until_over(late, 0.01, ())
+
+    asyncio.run(test())
+
+
+def test_a_client_that_leaves_meanwhile_ends_its_request() -> None:
+    async def test() -> None:
+        waiting = asyncio.create_task(until_over(asyncio.get_running_loop().create_future(), 60, ()))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
     asyncio.run(test())
