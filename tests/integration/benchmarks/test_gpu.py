@@ -114,3 +114,17 @@ def test_without_a_gpu_the_command_says_so(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "needs a GPU that torch can use" in done.stdout
+
+
+def test_the_whole_server_and_faults(tmp_path: Path) -> None:
+    """The dry run of the steps that start servers."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--only", "6,7,8", "--results", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + (tmp_path / "battery.log").read_text()
+    written = json.loads((tmp_path / "battery.json").read_text())
+    skipped = [check["name"] for step in written["steps"] for check in step["checks"] if check["verdict"] == "skipped"]
+    assert skipped == ["memory taken by others"], "only a GPU has that"
+    assert [step["verdict"] for step in written["steps"]] == ["pass", "pass"]
+    goals = {goal["goal"]: goal["met"] for goal in written["goals"]}
+    assert goals["starts a second of a server with graphs, for one in 30 s"] != "not measured"
+    assert goals["8B, decode at batch 1, of the floor"] == "not measured"
