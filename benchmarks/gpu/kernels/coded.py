@@ -9,7 +9,11 @@ from importlib.util import find_spec
 import torch
 
 from benchmarks.gpu.kernels.case import Bench, Case
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
+from mmserve.config.resolved.gpu_capability import ADA
+from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
+from mmserve.model_backend.layers.target import LinearShard
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.interface import Platform
 
@@ -21,7 +25,6 @@ _FORMS = (
     ("FP8 by blocks", 8, True, False),
 )
 """(name, bits, FP8 numbers, inputs in another order)."""
-_READS_FP8 = (8, 9)
 
 
 def product_with_codes(bench: Bench) -> Iterator[Case]:
@@ -46,6 +49,23 @@ def product_in_fp8(bench: Bench) -> Iterator[Case]:
         yield Case(f"{rows} x {inner} -> {out}", partial(_in_fp8, bench.random(rows, inner), weight))
 
 
+def product_with_float8(bench: Bench) -> Iterator[Case]:
+    """Two fused matrices of a checkpoint in FP8, with a scale each or one an output, through the layer that the
+    platform chooses. What is exact is the product with inputs rounded by rows."""
+    if not _reads_fp8(bench) or find_spec("triton") is None:
+        return
+    out, inner = _sizes(bench)
+    codes = bench.random(out, inner).float().to(torch.float8_e4m3fn)
+    of_outputs = torch.rand(out, 1, generator=bench.generator) + 0.1
+    of_matrices = of_outputs[:1].repeat(out, 1)
+    of_matrices[out // 3 :] *= 3
+    for name, scales in (("a matrix", of_matrices), ("an output", of_outputs)):
+        weight = codes, scales, name == "a matrix"
+        for rows in (1, 33):
+            case = partial(_with_float8, bench.random(rows, inner), *weight)
+            yield Case(f"one scale {name}, {rows} x {inner} -> {out}", case)
+
+
 def _with_codes(matrix: QuantizedMatrix, x: torch.Tensor, platform: Platform) -> torch.Tensor:
     own = x.to(platform.device, platform.dtype)
     if isinstance(platform, CudaPlatform):
@@ -65,6 +85,28 @@ def _in_fp8(x: torch.Tensor, weight: torch.Tensor, platform: Platform) -> torch.
     for numbers, scales in map(fp8_linear.quantized, (x, weight)):
         sides.append((numbers.double() * scales.double()).to(platform.device, platform.dtype))
     return sides[0] @ sides[1].T
+
+
+def _with_float8(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, per_tensor: bool, platform: Platform
+) -> torch.Tensor:
+    from mmserve.model_backend.platforms.cuda import fp8_linear
+
+    if isinstance(platform, CudaPlatform):
+        scheme = QuantizationScheme(method="FP8", layout="fp8", bits=8, per_tensor=per_tensor, float8_inputs=True)
+        layer = platform.checkpoint_linear_method(scheme, LinearShape.full(*codes.shape, ("first", "second")))
+        third = len(codes) // 3
+        for name, rows in (("first", slice(0, third)), ("second", slice(third, len(codes)))):
+            stored = {"weight": codes[rows], "weight_scale": scales[rows][:1] if per_tensor else scales[rows]}
+            shard = LinearShard(name, (rows.stop - rows.start, codes.shape[1]), rows, 0, 0)
+            for tensor, target in layer.targets(shard):
+                target.into.copy_(stored[tensor.removeprefix(f"{name}.")].reshape(target.into.shape))
+        layer.finish_loading()
+        return layer.apply(x.to(platform.device, platform.dtype))
+    numbers, own = fp8_linear.quantized(x)
+    sides = numbers.double() * own.double(), codes.double() * scales.double()
+    left, right = (side.to(platform.device, platform.dtype) for side in sides)
+    return left @ right.T
 
 
 def _matrix(bench: Bench, out: int, inner: int, bits: int, *, float8: bool, ordered: bool) -> QuantizedMatrix:
@@ -93,4 +135,4 @@ def _sizes(bench: Bench) -> tuple[int, int]:
 
 
 def _reads_fp8(bench: Bench) -> bool:
-    return bench.device.type != "cuda" or torch.cuda.get_device_capability(bench.device) >= _READS_FP8
+    return bench.device.type != "cuda" or torch.cuda.get_device_capability(bench.device) >= ADA

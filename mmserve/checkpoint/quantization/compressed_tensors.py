@@ -78,11 +78,12 @@ def _scheme_of(group: dict[str, Any], form: object) -> QuantizationScheme:
         block=block_of(_METHOD, block) if strategy == "block" else None,
         per_tensor=strategy == "tensor",
         rounds_inputs=_rounds_inputs(inputs, layout),
+        float8_inputs=layout == "fp8" and inputs is not None,
     )
 
 
 def _rounds_inputs(inputs: dict[str, Any] | None, layout: Layout) -> bool:
-    """Inputs for fp8 weights are not rounded, whatever the checkpoint asks for."""
+    """Inputs for fp8 weights need not be, see ``float8_inputs``."""
     if inputs is None:
         return False
     check_known(inputs, _INPUT_FIELDS, f"{_METHOD} input_activations")

@@ -14,7 +14,7 @@ _FIELDS = {
 
 
 def read_fp8(fields: dict[str, Any]) -> QuantizationScheme:
-    """Raises StartupError for what is not supported. Inputs are not rounded, whatever the activation scheme."""
+    """Raises StartupError for what is not supported. Static scales of inputs are not used."""
     check_known(fields, _FIELDS, "FP8")
     check_one_of("FP8", "fmt", fields.get("fmt", "e4m3"), {"e4m3", "float8_e4m3fn"})
     check_one_of("FP8", "activation_scheme", fields.get("activation_scheme", "dynamic"), {"dynamic", "static"})
@@ -25,4 +25,5 @@ def read_fp8(fields: dict[str, Any]) -> QuantizationScheme:
         bits=8,
         block=None if block is None else block_of("FP8", block),
         per_tensor=block is None,
+        float8_inputs=True,
     )

@@ -34,6 +34,8 @@ class QuantizationScheme(msgspec.Struct, frozen=True, kw_only=True):
     """One scale for all of a matrix."""
     rounds_inputs: bool = False
     """Inputs are rounded to 8 bits with a scale for each token."""
+    float8_inputs: bool = False
+    """The checkpoint was made for inputs in FP8, so a platform may round them; it need not."""
 
     def __str__(self) -> str:
         if not self.bits:

@@ -6,6 +6,8 @@ Capability = tuple[int, int]
 
 AMPERE: Capability = (8, 0)
 """The first that multiplies in bfloat16. mmserve's kernels and FlashInfer are for it and newer ones."""
+ADA: Capability = (8, 9)
+"""The first with FP8 units."""
 
 
 def in_words(capability: Capability) -> str:

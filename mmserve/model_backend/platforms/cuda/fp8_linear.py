@@ -1,6 +1,7 @@
 """Products in FP8 (e4m3) on a GPU: a scale for each output of the weights, and one for each row of activations.
 
-``torch._scaled_mm`` multiplies; it has no form of this on a CPU, where ``exact_product`` is its reference.
+Weights are made of any (``--quantization fp8``) or as a checkpoint stores them. ``torch._scaled_mm`` multiplies;
+``exact_product`` is its reference.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 import triton
 
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.model_backend.layers.linear_method import LinearShape
+from mmserve.model_backend.layers.quantized.stored import StoredTensors, stored_tensors
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
 from mmserve.model_backend.platforms.cuda.kernels.quantize_rows import quantize_rows
@@ -69,35 +73,78 @@ def quantized_in_one_launch(x: torch.Tensor) -> Rows:
     return out, scales
 
 
+def sizes_fit(shape: LinearShape) -> bool:
+    return shape.out_size % _STEP == 0 and shape.in_size % _STEP == 0 and shape.in_size <= _LONGEST_ROW
+
+
+def may_take(scheme: QuantizationScheme, shape: LinearShape) -> bool:
+    """True for a checkpoint's FP8 weights with one scale an output or a matrix, made for inputs in FP8."""
+    return scheme.layout == "fp8" and scheme.float8_inputs and scheme.block is None and sizes_fit(shape)
+
+
+class Source(Protocol):
+    """A layer's weights while they are loaded: in host memory, so that the GPU never holds the whole model twice."""
+
+    def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]: ...
+
+    def rows(self, device: torch.device) -> Rows:
+        """What was loaded, on the device."""
+        ...
+
+
+class PlainSource:
+    """See ``Source``: of an unquantized checkpoint."""
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype) -> None:
+        self._loaded = PlainLinear(shape, dtype, torch.device("cpu"))
+
+    def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]:
+        return self._loaded.targets(shard)
+
+    def rows(self, device: torch.device) -> Rows:
+        return quantized(self._loaded.weight.to(device))
+
+
+class StoredSource:
+    """See ``Source``: FP8 numbers of a checkpoint, as they are. One scale a matrix is repeated for its outputs."""
+
+    def __init__(self, scheme: QuantizationScheme, shape: LinearShape) -> None:
+        self._stored: StoredTensors = stored_tensors(scheme, shape)
+
+    def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]:
+        return self._stored.targets(shard)
+
+    def rows(self, device: torch.device) -> Rows:
+        matrix = self._stored.matrix()
+        assert matrix.is_float8
+        assert matrix.scales.shape == (len(matrix.codes), 1), "one scale an output"
+        scales = matrix.scales.to(device, torch.float32).contiguous()
+        return matrix.codes.to(device).contiguous().view(FP8), scales
+
+
 class Fp8Linear:
-    """See ``layers.linear_method.LinearMethod``. Until it is converted the matrix is in host memory, so that the GPU
-    never holds the whole model twice."""
+    """See ``layers.linear_method.LinearMethod``."""
 
     def __init__(
         self,
-        shape: LinearShape,
+        source: Source,
         dtype: torch.dtype,
         device: torch.device,
         product: Product = scaled_product,
         quantize: Callable[[torch.Tensor], Rows] = quantized_in_one_launch,
     ) -> None:
         self._dtype, self._device, self._product, self._quantize = dtype, device, product, quantize
-        self._loaded: PlainLinear | None = PlainLinear(shape, dtype, torch.device("cpu"))
+        self._source: Source | None = source
         self._weight: Rows | None = None
 
-    @staticmethod
-    def supports(shape: LinearShape) -> bool:
-        sizes_fit = shape.out_size % _STEP == 0 and shape.in_size % _STEP == 0
-        return shape.quantizable and sizes_fit and shape.in_size <= _LONGEST_ROW
-
     def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]:
-        assert self._loaded is not None, "it has been converted"
-        return self._loaded.targets(shard)
+        assert self._source is not None, "it has been converted"
+        return self._source.targets(shard)
 
     def finish_loading(self) -> None:
-        assert self._loaded is not None, "it has been converted"
-        self._weight = quantized(self._loaded.weight.to(self._device))
-        self._loaded = None
+        assert self._source is not None, "it has been converted"
+        self._weight = self._source.rows(self._device)
+        self._source = None
 
     def apply(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
@@ -111,8 +158,8 @@ class Fp8Linear:
 
 
 @lru_cache
-def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises StartupError if this GPU does not compute what torch does in float64, with a random matrix.
+def problem_with_fp8(device: torch.device, dtype: torch.dtype) -> str:
+    """Why this GPU does not compute what torch does in float64, with a random matrix; empty if it does.
 
     ``dtype``: of the result. Not every GPU has all.
     """
@@ -121,10 +168,24 @@ def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
     try:
         found = scaled_product(quantized_in_one_launch(x.to(device, dtype)), quantized(weight.to(device)), dtype)
     except (RuntimeError, ValueError, OSError, triton.TritonError) as error:  # torch's own checks raise ValueError
-        reason = shortened(" ".join(str(error).split()), 200)
-        raise StartupError(f"--quantization fp8 does not work on this GPU ({reason}); leave it out") from error
+        return f"does not work on this GPU ({shortened(' '.join(str(error).split()), 200)})"
     exact = x.double() @ weight.double().T
     if not (error_part := float((found.cpu().double() - exact).norm() / exact.norm())) < _TOLERANCE:
-        raise StartupError(
-            f"--quantization fp8 computes wrong products on this GPU (relative error {error_part:.2g}); leave it out"
+        return f"computes wrong products on this GPU (relative error {error_part:.2g})"
+    return ""
+
+
+def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises StartupError if there is a problem."""
+    if problem := problem_with_fp8(device, dtype):
+        raise StartupError(f"--quantization fp8 {problem}; leave it out")
+
+
+@lru_cache
+def works_for_checkpoints(device: torch.device, dtype: torch.dtype) -> bool:
+    """Says once why not."""
+    if problem := problem_with_fp8(device, dtype):
+        logger.warning(
+            "products with the FP8 checkpoint widen its weights, which is slower: torch._scaled_mm %s", problem
         )
+    return not problem

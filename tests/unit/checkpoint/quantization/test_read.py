@@ -100,17 +100,22 @@ PACKED, INT8, FLOAT8 = (f"compressed-tensors {form}-quantized" for form in ("pac
             compressed(
                 "float-quantized", F8 | {"strategy": "block", "block_structure": [128, 128]}, A8 | {"type": "float"}
             ),
-            QuantizationScheme(method=FLOAT8, layout="fp8", bits=8, block=(128, 128)),
+            QuantizationScheme(method=FLOAT8, layout="fp8", bits=8, block=(128, 128), float8_inputs=True),
             f"{FLOAT8}, 8 bits, blocks of 128 x 128",
         ),
         (
             {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128], "fmt": "e4m3"},
-            QuantizationScheme(method="FP8", layout="fp8", bits=8, block=(128, 128)),
+            QuantizationScheme(method="FP8", layout="fp8", bits=8, block=(128, 128), float8_inputs=True),
             "FP8, 8 bits, blocks of 128 x 128",
         ),
         (
+            compressed("float-quantized", F8),
+            QuantizationScheme(method=FLOAT8, layout="fp8", bits=8),
+            f"{FLOAT8}, 8 bits, one scale an output",
+        ),
+        (
             {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
-            QuantizationScheme(method="FP8", layout="fp8", bits=8, per_tensor=True),
+            QuantizationScheme(method="FP8", layout="fp8", bits=8, per_tensor=True, float8_inputs=True),
             "FP8, 8 bits, one scale a matrix",
         ),
     ],

@@ -1,6 +1,6 @@
 """Products in FP8: the arithmetic on a CPU against float64, and the kernel for activations in Triton's interpreter.
 
-``torch._scaled_mm`` itself needs a GPU: the battery compares it.
+How ``torch._scaled_mm`` computes on a GPU the battery compares; here it is torch's on a CPU or ``exact_product``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from mmserve.model_backend.layers.target import LinearShard
 from mmserve.model_backend.platforms.cuda import fp8_linear
 from mmserve.model_backend.platforms.cuda.fp8_linear import (
     Fp8Linear,
+    PlainSource,
     Rows,
     check_fp8,
     exact_product,
+    problem_with_fp8,
     quantized,
     quantized_in_one_launch,
+    sizes_fit,
 )
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.reference import PlainLinear
@@ -33,7 +36,7 @@ def random(*shape: int) -> torch.Tensor:
 
 def linear(weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> Fp8Linear:
     """With these weights, in the way of a checkpoint."""
-    made = Fp8Linear(LinearShape.full(*weight.shape), dtype, CPU, exact_product, quantized)
+    made = Fp8Linear(PlainSource(LinearShape.full(*weight.shape), dtype), dtype, CPU, exact_product, quantized)
     ((name, target),) = made.targets(LinearShard("m", (weight.shape[0], weight.shape[1]), slice(None), 0, 0))
     assert name == "m.weight"
     target.into.copy_(weight)
@@ -78,12 +81,11 @@ def test_rows_of_zeros_and_no_rows() -> None:
         (LinearShape.full(48, 64), True),
         (LinearShape.full(40, 64), False),
         (LinearShape.full(48, 72), False),
-        (LinearShape.full(48, 64, quantizable=False), False),
         (LinearShape.full(48, 1 << 16), False),
     ],
 )
-def test_which_matrices_are_converted(shape: LinearShape, fits: bool) -> None:
-    assert Fp8Linear.supports(shape) is fits
+def test_which_sizes_fit(shape: LinearShape, fits: bool) -> None:
+    assert sizes_fit(shape) is fits
 
 
 @needs_interpreter
@@ -109,14 +111,14 @@ def test_a_gpu_that_cannot_or_computes_something_else_is_refused(monkeypatch: py
         return x[0].float()[:, : len(weight[0])]
 
     for product, reason in ((fails, "needs compute capability 8.9"), (wrong, "computes wrong products")):
-        check_fp8.cache_clear()
+        problem_with_fp8.cache_clear()
         monkeypatch.setattr(fp8_linear, "scaled_product", product)
         with pytest.raises(StartupError, match=f"--quantization fp8.*{reason}"):
             check_fp8(CPU, torch.bfloat16)
-    check_fp8.cache_clear()
+    problem_with_fp8.cache_clear()
     monkeypatch.setattr(fp8_linear, "scaled_product", exact_product)
     check_fp8(CPU, torch.bfloat16)
-    check_fp8.cache_clear()
+    problem_with_fp8.cache_clear()
 
 
 def test_a_gpu_that_has_no_products_of_the_models_dtype_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +131,12 @@ def test_a_gpu_that_has_no_products_of_the_models_dtype_is_refused(monkeypatch: 
 
     monkeypatch.setattr(fp8_linear, "quantized_in_one_launch", quantized)
     monkeypatch.setattr(fp8_linear, "scaled_product", product)
-    check_fp8.cache_clear()
+    problem_with_fp8.cache_clear()
     shape = LinearShape.full(48, 64)
     assert isinstance(CudaPlatform(CPU, torch.float16).linear_method("fp8", shape), Fp8Linear)
     with pytest.raises(StartupError, match=r"--quantization fp8.*Only bf16 and fp16"):
         CudaPlatform(CPU, torch.float32).linear_method("fp8", shape)
-    check_fp8.cache_clear()
+    problem_with_fp8.cache_clear()
 
 
 def test_a_gpu_converts_the_layers_alone_and_refuses_formats_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +144,7 @@ def test_a_gpu_converts_the_layers_alone_and_refuses_formats_of_a_cpu(monkeypatc
     platform, shape = CudaPlatform(CPU, torch.bfloat16), LinearShape.full(48, 64)
     assert isinstance(platform.linear_method("fp8", shape), Fp8Linear)
     assert isinstance(platform.linear_method("fp8", LinearShape.full(40, 64)), PlainLinear)
+    assert isinstance(platform.linear_method("fp8", LinearShape.full(48, 64, quantizable=False)), PlainLinear)
     assert isinstance(platform.embedding_method("fp8", shape), PlainLinear)
     with pytest.raises(StartupError, match="--quantization int4 is for a CPU: choose fp8 on a GPU"):
         platform.linear_method("int4", shape)
