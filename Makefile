@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 # The site's folder has links to these pages, laid out as here.
-PAGES := README.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
+PAGES := README.md CHANGELOG.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test faults families nodes ray arm clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test first-picture kernels bench train clean
