@@ -22,7 +22,6 @@ from mmserve.config.resolved.deployment import (
     DTYPE_BYTES,
     Deployment,
     Dtype,
-    KvDtype,
     activation_dtype,
     embed_row_nbytes,
     kv_dtype,
@@ -30,6 +29,7 @@ from mmserve.config.resolved.deployment import (
 from mmserve.config.resolved.gpu_capability import Capability, problem_with_bfloat16
 from mmserve.ipc.arena import extent_nbytes, payload_nbytes
 from mmserve.runtime.errors import StartupError
+from mmserve.supervisor.startup import combinations
 from mmserve.supervisor.startup.machine import Machine
 from mmserve.supervisor.startup.weight_memory import loaded_nbytes
 
@@ -42,8 +42,6 @@ _WITHOUT_BFLOAT16 = ("avx512", "avx2", "neon_bf16", "neon")
 """Kernels of these levels multiply bfloat16 no faster than float32."""
 _SPARE_KV_TOKENS = 31
 """Beyond one context: the rank's rounding to whole blocks must not leave less than the context."""
-_MAX_ROWS_NBYTES = 192 << 20
-"""Less than a message between nodes may have (``ipc/curve.py``)."""
 _SMALLEST_IMAGE_NBYTES = 64 << 10
 
 
@@ -64,18 +62,18 @@ def make(
     ``shared_seed``: of the keys of pictures, from a cluster key.
     """
     check_tp(model, config.tp)
-    _check_nodes(config, model)
-    _check_impl(config, model)
-    _check_speculation(config)
+    combinations.check_nodes(config, model)
+    combinations.check_impl(config, model)
+    combinations.check_speculation(config)
     device = _device(config, machine)
-    _check_attention(config, device)
+    combinations.check_attention(config, device)
     dtype = weight_dtype(config, model, device, fast_bfloat16=machine.fast_bfloat16, oldest_gpu=machine.oldest_gpu)
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
-        _check_step(config, model, max_image_rows)
-    _check_kv_dtype(config, model, device, dtype)
+        combinations.check_step(config, model, max_image_rows)
+    combinations.check_kv_dtype(config, model, device, dtype)
     if draft is not None:
-        _check_draft(config, model, draft, dtype)
+        combinations.check_draft(config, model, draft, dtype)
     activations = activation_dtype(model, device, dtype)
     kv_nbytes = DTYPE_BYTES[kv_dtype(config, dtype)]
     token_nbytes = kv_token_nbytes(model, config.tp, kv_nbytes)
@@ -110,49 +108,10 @@ def _hash_seed(given: int | None, shared: int | None) -> int:
     return secrets.randbits(63) if shared is None else shared
 
 
-def _check_nodes(config: Config, model: ModelSpec) -> None:
-    """The embedding rows of a step must fit into a message to other nodes."""
-    row_nbytes = embed_row_nbytes(model, "float32")
-    if config.nnodes > 1 and config.max_num_batched_tokens * row_nbytes > _MAX_ROWS_NBYTES:
-        raise StartupError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} is more than one message to another node can "
-            f"hold the embeddings of: lower it to {_MAX_ROWS_NBYTES // row_nbytes} or less"
-        )
-
-
-def _check_speculation(config: Config) -> None:
-    option = "--speculative-model" if config.speculative_model is not None else f"--speculative {config.speculative}"
-    if config.overlap_scheduling and option != "--speculative none":
-        raise StartupError(
-            f"{option} does not go with --overlap-scheduling: what follows a token is looked up before the next step "
-            "is planned; leave one of them out"
-        )
-
-
-def _check_draft(config: Config, model: ModelSpec, draft: ModelSpec, dtype: Dtype) -> None:
-    if model.family == "transformers":
-        raise StartupError(
-            "--speculative-model does not go with a model that transformers' modules compute: leave it out"
-        )
-    if draft.quantization is not None and dtype != "float32":
-        raise StartupError(
-            f"--speculative-model {config.speculative_model} is quantised ({draft.quantization}), which is computed in "
-            f"float32, and the served model in {dtype}: add --dtype float32, or choose another"
-        )
-
-
 def _for_context(draft: ModelSpec, max_model_len: int) -> ModelSpec:
     """The draft model for the contexts that both models can have."""
     length = min(draft.text.max_position, max_model_len)
     return replace(draft, text=replace(for_context(draft.text, length), max_position=length))
-
-
-def _check_impl(config: Config, model: ModelSpec) -> None:
-    if model.family != "transformers":
-        return
-    for option, is_set in ((f"--tp {config.tp}", config.tp > 1), ("--quantization", config.quantization != "none")):
-        if is_set:
-            raise StartupError(f"{option} does not go with a model that transformers' modules compute: leave it out")
 
 
 def _base_name(model: str) -> str:
@@ -175,14 +134,6 @@ def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
     if config.device == "auto":
         return "cuda" if machine.has_cuda else "cpu"
     return config.device
-
-
-def _check_attention(config: Config, device: Literal["cpu", "cuda"]) -> None:
-    if device == "cpu" and config.attention_backend != "auto":
-        raise StartupError(
-            f"--attention-backend {config.attention_backend} is for a GPU, and a CPU computes attention in one way: "
-            "leave it out, or add --device cuda"
-        )
 
 
 def weight_dtype(
@@ -218,21 +169,6 @@ def weight_dtype(
     return config.dtype
 
 
-def _check_kv_dtype(config: Config, model: ModelSpec, device: Literal["cpu", "cuda"], dtype: Dtype) -> None:
-    """What mmserve's own code on a CPU computes in float32 it also reads from bfloat16, and on a GPU all from fp8."""
-    accepted: list[KvDtype] = [activation_dtype(model, device, dtype)]
-    chosen = kv_dtype(config, dtype)
-    if model.family != "transformers" and device == "cuda":
-        accepted.append("fp8")
-    elif model.family != "transformers" and accepted == ["float32"]:
-        accepted.append("bfloat16")
-    if chosen not in accepted:
-        raise StartupError(
-            f"--kv-cache-dtype {chosen} does not go with this model on {device} in {dtype}: leave it out, or choose "
-            f"{' or '.join(accepted)}"
-        )
-
-
 def _context(config: Config, model: ModelSpec, max_image_rows: int) -> int:
     longest = model.text.max_position
     length = config.max_model_len or longest
@@ -255,17 +191,6 @@ def most_image_rows(config: Config, model: ModelSpec, machine: Machine) -> int:
     of_context = (config.max_model_len or model.text.max_position) - 1
     arena_nbytes = arena_size(config, model) - extent_nbytes(_SMALLEST_IMAGE_NBYTES)
     return max(0, min(of_context, payload_nbytes(arena_nbytes) // row_nbytes))
-
-
-def _check_step(config: Config, model: ModelSpec, max_image_rows: int) -> None:
-    """A step must have room for the longest run of an image's rows and a token of every other running sequence."""
-    run_rows = model.vision.run_rows if model.vision is not None else None
-    needed = min(max_image_rows, run_rows or max_image_rows) + config.max_num_seqs - 1
-    if config.max_num_batched_tokens < needed:
-        raise StartupError(
-            f"--max-num-batched-tokens {config.max_num_batched_tokens} has no room for one image, or one tile of it, "
-            f"which this model computes in one step: raise it to {needed}, or lower --max-num-seqs"
-        )
 
 
 def _kv_tokens(config: Config, device: str, max_model_len: int, token_nbytes: int, machine: Machine) -> int | None:
