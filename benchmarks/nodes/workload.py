@@ -30,7 +30,7 @@ def zipf_bodies(count: int, num_pictures: int, exponent: float, seed: int) -> li
 
 
 def streams(count: int, tokens: int) -> list[Body]:
-    """``count`` different ones, of ``tokens`` each: greedy and seeded in turn."""
+    """``count`` different ones, of ``tokens`` each, alternately greedy and seeded."""
     bodies = []
     for number, sample in enumerate(samples(count, _STREAMS_SEED, kinds=("colour", "word", "text"))):
         drawn = {"temperature": 0.9, "seed": number} if number % 2 else {"temperature": 0}
