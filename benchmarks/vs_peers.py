@@ -5,15 +5,19 @@
     python -m benchmarks.vs_peers --peers DIR --only clients --only prompts
     python -m benchmarks.vs_peers --peers DIR --only W2 --target other=http://127.0.0.1:9000,model=m,pid=123
 
-DIR holds models/smollm2-noeos, models/llava-rand and the installed peers: venv-vllm (vLLM),
-llamacpp/build/bin/llama-server with models/smollm2-f16.gguf. A missing peer is named and left out. Running servers are
-named with --target (text model) and --picture-target (LLaVA).
+DIR holds models/smollm2-noeos, models/llava-rand and the installed peers: venv-vllm (vLLM), venv-ov (OpenVINO GenAI),
+llamacpp/build/bin/llama-server; the last two use models/smollm2-f16.gguf. A missing peer is named and left out. Running
+servers are named with --target (text model) and --picture-target (LLaVA).
+
+vLLM runs in the run's dtype and, as vllm-float32, in float32; as vllm-compiled without --enforce-eager. OpenVINO runs
+behind a small server of our own (``benchmarks.peers.on_openvino``) with its default KV cache of 8 bits and, as
+openvino-kv16, of 16.
 
 The loads are W1 to W8 (W7 and W8 if asked for) and, for the text model, ``clients`` (1 to 64 clients, 128 in, 64 out)
 and ``prompts`` (128 to 4,096 tokens in, one client, 16 out). Ratios are mmserve's figure over the peer's. ``of_limit``
 is the least time of the load on this machine (``benchmarks.peers.roofline``), with as many tokens from the prefix cache
-as mmserve took, divided by the time that it took; in W6 the answers to pictures read nothing, because they can be steps
-of the text's answers.
+and right drafts as mmserve had, divided by the time that it took; in W6 the answers to pictures read nothing, because
+they can be steps of the text's answers.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.frontend.histogram import growth
 from benchmarks.load import named, report
 from benchmarks.load.measure import RequestOptions, mixed, once
 from benchmarks.load.memory import MIB, usage
@@ -31,10 +36,14 @@ from benchmarks.load.named import MIXED
 from benchmarks.load.server import Target, parse_target
 from benchmarks.load.workload import Workload
 from benchmarks.peers import roofline
-from benchmarks.peers.limits import SHARE, check_limits, ratios
+from benchmarks.peers.limits import SHARE, check_limits, ratios, verdicts
 from benchmarks.peers.loads import CHOICES, Group, groups
-from benchmarks.peers.servers import MODELS, OURS, PEERS, Peer, Setup, started
+from benchmarks.peers.servers import MODELS, OURS, PEERS, DoesNotStart, Peer, Setup, started
 from mmserve.checkpoint.load import load as load_model
+
+_WARM_UP_TOKENS = 128
+"""At most, of an answer before the runs that count."""
+_RIGHT_DRAFTS = "mmserve:accepted_draft_tokens_total"
 
 
 def arguments() -> argparse.Namespace:
@@ -56,7 +65,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--serve-args", default="", help="more flags for mmserve")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, help="of each load, in place of its own number")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", default="auto", help="of mmserve and vLLM [%(default)s]")
     parser.add_argument("--port", type=int, default=8199)
     parser.add_argument("--json", help="also write the rows here")
     return parser.parse_args()
@@ -67,22 +76,39 @@ def main() -> None:
     options = arguments()
     peers = list(_installed(options))
     every, mixed_rows = list[report.Row](), list[report.Row]()
-    rates = roofline.measure(options.dtype)
-    print(f"{report.machine()}; {options.dtype}; medians of {options.repeats}")
-    print(f"multiplies {rates.operations / 1e9:.0f} GFLOP/s, reads {rates.nbytes / 1e9:.1f} GB/s")
+    dtype = roofline.mode(options.dtype)
+    print(f"{report.machine()}; {dtype}; medians of {options.repeats}", flush=True)
     for group in groups(options.only, options.peers):
-        rows = list[report.Row]()
-        for server in _servers(group, peers, options):
-            with server as (target, start_s):
+        rows, mixed_of_group = list[report.Row](), list[report.Row]()
+        rates = _rates(dtype)
+        for peer_or_target in _servers(group, peers, options):
+            with _left_out_if_it_does_not_start(), peer_or_target as (target, start_s):
                 rows += [_row(target, load, start_s, options) for load in group.loads]
-                mixed_rows += [_mixed_row(target, options)] if group.mixed else []
-        _add_shares(rows, mixed_rows if group.mixed else [], group, rates, options)
+                mixed_of_group += [_mixed_row(target, options)] if group.mixed else []
+        _add_shares(rows, mixed_of_group, group, rates.best(_rates(dtype)), options)
         _print(group.title, rows, ratios(rows))
         every += rows
+        mixed_rows += mixed_of_group
     _print(f"{MIXED.name}: {MIXED.text.name} alone, and beside {MIXED.pictures.name}", mixed_rows)
     limits = check_limits(every, mixed_rows)
-    _print("limits", limits)
+    _print("targets", limits)
+    _print("verdicts", verdicts(every, mixed_rows))
     report.write_json(options.json, [*every, *mixed_rows, *limits])
+
+
+def _rates(dtype: str) -> roofline.Rates:
+    """Of this machine now. Taken before and after a group of loads, because others use the machine too."""
+    rates = roofline.measure(dtype)
+    print(f"multiplies {rates.operations / 1e9:.0f} GFLOP/s, reads {rates.nbytes / 1e9:.1f} GB/s", flush=True)
+    return rates
+
+
+@contextlib.contextmanager
+def _left_out_if_it_does_not_start() -> Iterator[None]:
+    try:
+        yield
+    except DoesNotStart as error:
+        print(f"left out: {error}", flush=True)
 
 
 def _print(title: str, *tables: list[report.Row]) -> None:
@@ -115,9 +141,20 @@ def _servers(
 
 def _row(target: Target, load: Workload, start_s: float, options: argparse.Namespace) -> report.Row:
     print(f"{target.name}: {load.name}", flush=True)
-    figures = _medians(lambda seed: once(target, _counted(load, options), seed, RequestOptions()), options.repeats)
+    figures = _medians(lambda seed: _run(target, _counted(load, options), seed), options.repeats)
     pss_mib = usage(target.pid).nbytes / MIB if target.pid else float("nan")
     return {"load": load.name, "server": target.name, **figures, "start_s": start_s, "pss_mib": pss_mib}
+
+
+def _run(target: Target, load: Workload, seed: int) -> dict[str, float]:
+    """One run, with the drafts of an answer that were right. Other servers than mmserve draft nothing here."""
+    if seed < 0:
+        load = replace(load, output_tokens=min(load.output_tokens, _WARM_UP_TOKENS))
+    if target.name != OURS or not target.pid:
+        return once(target, load, seed, RequestOptions()) | {"drafted_tokens": 0.0}
+    with growth(target.url) as grown:
+        figures = once(target, load, seed, RequestOptions())
+    return figures | {"drafted_tokens": grown.get(_RIGHT_DRAFTS, 0.0) / load.requests}
 
 
 def _mixed_row(target: Target, options: argparse.Namespace) -> report.Row:
@@ -136,12 +173,13 @@ def _add_shares(
 ) -> None:
     if not (path := options.peers / MODELS[group.kind]).exists():
         return
-    model = load_model(path)
+    model, dtype = load_model(path), roofline.mode(options.dtype)
 
     def work_of_one(load: Workload, row: report.Row, figures: str = "") -> roofline.Work:
         """Of one request of the load, with the tokens that the row has for it."""
-        prompt, cached = (float(str(row[f"{figures}{name}"])) for name in ("prompt_tokens", "cached_tokens"))
-        return roofline.work(load, model, prompt, cached, options.dtype) / load.requests
+        names = ("prompt_tokens", "cached_tokens", "drafted_tokens")
+        tokens = roofline.Tokens(*(float(str(row.get(f"{figures}{name}", 0.0))) for name in names))
+        return roofline.work(load, model, tokens, dtype) / load.requests
 
     ours = {row["load"]: row for row in [*rows, *mixed_rows] if row["server"] == OURS}
     for load, row in ((load, row) for load in group.loads for row in rows if row["load"] == load.name):

@@ -16,6 +16,7 @@ from benchmarks.load.workload import Workload
 from benchmarks.machine_rates import read_rate, square_rate
 from mmserve.checkpoint.spec import ModelSpec, TextSpec
 from mmserve.checkpoint.vision.clip import ClipVision
+from mmserve.supervisor.startup.machine import look
 
 _ROUNDS = 5
 _WEIGHT_BYTES = 2
@@ -30,6 +31,19 @@ class Rates:
     operations: float
     nbytes: float
 
+    def best(self, other: Rates) -> Rates:
+        return Rates(max(self.operations, other.operations), max(self.nbytes, other.nbytes))
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Of one request. ``cached``: those of the prompt which need no computing. ``drafted``: those of the answer that
+    were drafts, and so needed no step of their own."""
+
+    prompt: float
+    cached: float = 0.0
+    drafted: float = 0.0
+
 
 @dataclass(frozen=True)
 class Work:
@@ -43,24 +57,29 @@ class Work:
         return self.operations / rates.operations + self.nbytes / rates.nbytes
 
 
+def mode(dtype: str) -> str:
+    """What mmserve multiplies in on this CPU with ``--dtype``: "float32" or "bfloat16"."""
+    return ("bfloat16" if look().fast_bfloat16 else "float32") if dtype == "auto" else dtype
+
+
 def measure(dtype: str) -> Rates:
-    """Of this machine, with torch's threads. ``dtype``: "float32" or "bfloat16"."""
+    """Of this machine now, with torch's threads. ``dtype``: "float32" or "bfloat16"."""
     return Rates(
         operations=square_rate(torch.bfloat16 if dtype == "bfloat16" else torch.float32, _ROUNDS),
         nbytes=read_rate(torch.get_num_threads(), _ROUNDS),
     )
 
 
-def work(load: Workload, model: ModelSpec, prompt: float, cached: float, dtype: str) -> Work:
-    """Of the whole load. ``prompt``: tokens of a request; ``cached``: those which need no computing."""
-    text = model.text
+def work(load: Workload, model: ModelSpec, tokens: Tokens, dtype: str) -> Work:
+    """Of the whole load."""
+    text, prompt, cached = model.text, tokens.prompt, tokens.cached
     layers, head = _layer_weights(text), text.vocab_size * text.hidden_size
     answer, requests = load.output_tokens, load.requests
     context = prompt + answer / 2
     of_prompt = 2 * layers * (prompt - cached) + 2 * head + _attention(text, prompt - cached, (prompt + cached) / 2)
     of_answer = 2 * (layers + head) * (answer - 1) + _attention(text, answer - 1, context)
     of_pictures = _tower(model) * (load.image_pool or requests * load.images)
-    steps = requests / load.concurrency * (answer - 1)
+    steps = requests / load.concurrency * (answer - 1 - tokens.drafted)
     kv_nbytes = 2 * text.num_layers * text.num_kv_heads * text.head_dim * context * _KV_BYTES[dtype]
     return Work(
         operations=requests * (of_prompt + of_answer) + of_pictures,

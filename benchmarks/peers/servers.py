@@ -23,6 +23,10 @@ _LLAMA_KV_TOKENS = 32_768
 """llama.cpp allocates its whole KV cache at start and divides it into slots of equal length."""
 
 
+class DoesNotStart(RuntimeError):
+    """A server ended or did not answer in time."""
+
+
 @dataclass(frozen=True)
 class Capacity:
     """Limits that a server is started with: tokens of the longest sequence, concurrent sequences."""
@@ -61,16 +65,16 @@ class Setup:
 
 OURS = "mmserve"
 _CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-PEERS = (
-    Peer(
-        OURS,
-        f"{sys.executable} -m mmserve serve --model {{model}} --served-model-name m --port {{port}} "
-        "--dtype {dtype} --kv-cache-gb 1 --max-model-len {context_tokens} {serve_args}",
-    ),
-    Peer(
-        "vllm",
+
+
+def _vllm(name: str, dtype: str, *flags: str) -> Peer:
+    command = (
         "{home}/venv-vllm/bin/vllm serve {model} --served-model-name m --port {port} --host 127.0.0.1 "
-        "--dtype {dtype} --max-model-len {context_tokens} --max-num-seqs {sequences} --enforce-eager",
+        "--max-model-len {context_tokens} --max-num-seqs {sequences} --dtype"
+    )
+    return Peer(
+        name,
+        " ".join((command, dtype, *flags)),
         environment={
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": _CORES,  # by default it leaves one core free
@@ -78,42 +82,75 @@ PEERS = (
             "DO_NOT_TRACK": "1",
         },
         preload=("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "{home}/venv-vllm/lib/libiomp5.so"),
+    )
+
+
+def _openvino(name: str, *flags: str) -> Peer:
+    command = (
+        "{home}/venv-ov/bin/python -m benchmarks.peers.on_openvino --gguf {home}/models/smollm2-f16.gguf "
+        "--checkpoint {model} --port {port} --sequences {sequences}"
+    )
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return Peer(name, " ".join((command, *flags)), models=("text",), environment=environment)
+
+
+PEERS = (
+    Peer(
+        OURS,
+        f"{sys.executable} -m mmserve serve --model {{model}} --served-model-name m --port {{port}} "
+        "--dtype {dtype} --kv-cache-gb 1 --max-model-len {context_tokens} {serve_args}",
     ),
+    _vllm("vllm", "{dtype}", "--enforce-eager"),
+    _vllm("vllm-float32", "float32", "--enforce-eager"),
+    _vllm("vllm-compiled", "{dtype}"),
     Peer(
         "llama.cpp",
         "{home}/llamacpp/build/bin/llama-server -m {home}/models/smollm2-f16.gguf --host 127.0.0.1 --port {port} "
         f"-np {{slots}} -c {_LLAMA_KV_TOKENS} --no-webui",
         models=("text",),
     ),
+    _openvino("openvino"),
+    _openvino("openvino-kv16", "--kv-precision f16"),
 )
+MODES = {
+    "vllm": ("vllm", "vllm-float32", "vllm-compiled"),
+    "llama.cpp": ("llama.cpp",),
+    "openvino": ("openvino-kv16",),
+}
+"""Peer -> its modes that count for the targets: all of vLLM's, of the others those of equal bits."""
 
 
 @contextlib.contextmanager
 def started(peer: Peer, model: Path, capacity: Capacity, setup: Setup) -> Iterator[tuple[Target, float]]:
-    """Start the server with the checkpoint. Yields it and the seconds its start took. Raises RuntimeError with the
-    reason if it does not start."""
-    slots = _LLAMA_KV_TOKENS // capacity.context_tokens
-    values = {**vars(setup), **vars(capacity), "model": model, "slots": slots}
-    preload = [path for path in (text.format(**values) for text in peer.preload) if Path(path).exists()]
+    """Start the server with the checkpoint. Yields it and the seconds its start took. Raises DoesNotStart with the
+    reason."""
+    preload = [path for path in (text.format(home=setup.home) for text in peer.preload) if Path(path).exists()]
     environment = os.environ | peer.environment | ({"LD_PRELOAD": ":".join(preload)} if preload else {})
-    command, url = peer.command.format(**values).split(), f"http://127.0.0.1:{setup.port}"
+    words, url = command(peer, model, capacity, setup), f"http://127.0.0.1:{setup.port}"
     started_s = time.perf_counter()
     with (
         exit_on_sigterm(),
         tempfile.TemporaryFile() as output,
-        subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT) as process,
+        subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT) as process,
     ):
         try:
             while not _answers(f"{url}/health"):
                 if process.poll() is not None or time.perf_counter() - started_s > START_WITHIN_S:
                     output.seek(0)
                     reason = _reason(output.read().decode(errors="replace"))
-                    raise RuntimeError(f"{peer.name} does not start: {reason} ({' '.join(command)})")
+                    raise DoesNotStart(f"{peer.name} does not start: {reason} ({' '.join(words)})")
                 time.sleep(0.1)
             yield Target(peer.name, url, "m", process.pid), time.perf_counter() - started_s
         finally:
             process.terminate()
             process.wait(STOP_TIMEOUT_S)
+
+
+def command(peer: Peer, model: Path, capacity: Capacity, setup: Setup) -> list[str]:
+    """The words that start it."""
+    slots = _LLAMA_KV_TOKENS // capacity.context_tokens
+    values = {**vars(setup), **vars(capacity), "model": model, "slots": slots}
+    return peer.command.format(**values).split()
 
 
 def _reason(output: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.load.workload import Workload
-from benchmarks.peers.limits import SHARE, check_limits
-from benchmarks.peers.roofline import Rates, Work, work
+from benchmarks.peers.limits import SHARE, check_limits, verdicts
+from benchmarks.peers.roofline import Rates, Tokens, Work, work
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 
 MODEL = ModelSpec(
@@ -30,7 +30,7 @@ HEAD = 100 * 8
 
 def test_operations_and_bytes_of_one_request() -> None:
     load = Workload("one", concurrency=1, requests=1, prompt_words=10, output_tokens=5)
-    found = work(load, MODEL, prompt=10, cached=4, dtype="float32")
+    found = work(load, MODEL, Tokens(prompt=10, cached=4), "float32")
     attention = 4 * 2 * 4 * (6 * 7 + 4 * 12.5)
     assert found.operations == 2 * LAYER * (6 + 4) + 2 * HEAD * 5 + attention
     assert found.nbytes == 4 * (2 * (LAYER + HEAD) + 2 * 4 * 12.5 * 4)
@@ -38,8 +38,14 @@ def test_operations_and_bytes_of_one_request() -> None:
 
 def test_a_step_of_many_sequences_reads_the_weights_once() -> None:
     load = Workload("many", concurrency=8, requests=16, prompt_words=10, output_tokens=5)
-    found = work(load, MODEL, prompt=10, cached=0, dtype="bfloat16")
+    found = work(load, MODEL, Tokens(prompt=10), "bfloat16")
     assert found.nbytes == 2 * 4 * (2 * (LAYER + HEAD) + 8 * 2 * 4 * 12.5 * 2)
+
+
+def test_right_drafts_save_the_bytes_of_their_steps_and_no_operations() -> None:
+    load = Workload("one", concurrency=1, requests=2, prompt_words=10, output_tokens=9)
+    plain, drafted = (work(load, MODEL, Tokens(10, drafted=count), "float32") for count in (0, 6))
+    assert drafted == Work(plain.operations, plain.nbytes * 2 / 8)
 
 
 def test_operations_and_bytes_take_turns() -> None:
@@ -64,6 +70,42 @@ def test_llama_cpp_is_to_be_exceeded_by_a_fifth_whatever_the_limit(load: str) ->
         {"load": load, "server": "llama.cpp", "tokens_per_s": 1.0},
     ]
     assert [(row["target"], row["met"]) for row in check_limits(rows, [])] == [("at least 1.2", "no")]
+
+
+def test_the_best_mode_of_a_peer_counts_and_others_bits_do_not() -> None:
+    rows = [
+        {"load": "W2", "server": "mmserve", "tokens_per_s": 16.0, "ttft_p50_ms": 5.0, SHARE: 0.5},
+        {"load": "W2", "server": "vllm", "tokens_per_s": 8.0, "ttft_p50_ms": 9.0},
+        {"load": "W2", "server": "vllm-float32", "tokens_per_s": 16.0, "ttft_p50_ms": 10.0},
+        {"load": "W2", "server": "openvino", "tokens_per_s": 15.9, "ttft_p50_ms": 1.0},
+        {"load": "W2", "server": "openvino-kv16", "tokens_per_s": 10.0, "ttft_p50_ms": 1.0},
+    ]
+    assert [(row["figure"], row["got"], row["met"]) for row in check_limits(rows, [])] == [
+        ("tokens_per_s over vllm-float32's", 1.0, "no"),
+        ("ttft_p50_ms over vllm's", pytest.approx(5 / 9), "yes"),
+        ("tokens_per_s over openvino-kv16's", 1.6, "yes"),
+    ]
+
+
+def test_each_load_has_a_verdict_with_its_share_and_what_is_missed() -> None:
+    rows = [
+        {"load": load, "server": server, "tokens_per_s": rate, "ttft_p50_ms": ttft, SHARE: 0.5}
+        for load, server, rate, ttft in (
+            ("W7", "mmserve", 15.0, 1.0),
+            ("W7", "vllm", 5.0, 2.0),
+            ("W8", "mmserve", 15.0, 3.0),
+            ("W8", "vllm", 10.0, 2.0),
+        )
+    ]
+    assert verdicts(rows, []) == [
+        {"load": "W7", "mmserve": "15 tokens_per_s", SHARE: 0.5, "verdict": "all 2 met"},
+        {
+            "load": "W8",
+            "mmserve": "15 tokens_per_s",
+            SHARE: 0.5,
+            "verdict": "missed: tokens_per_s over vllm's; ttft_p50_ms over vllm's",
+        },
+    ]
 
 
 def test_text_and_pictures_beside_each_other_have_targets_too() -> None:
