@@ -27,6 +27,12 @@ _LLAVA: Prefixes = (
     # Last, because its "model." is a prefix of names above.
     *TEXT_NAMES,
 )
+_GEMMA3: Prefixes = (
+    # A matrix without a layer of its own.
+    ("model.multi_modal_projector.mm_input_projection_weight", "projector.mm_input_projection.weight"),
+    ("multi_modal_projector.mm_input_projection_weight", "projector.mm_input_projection.weight"),
+    *_LLAVA,
+)
 _QWEN_VL: Prefixes = (
     # Of Qwen3-VL on the hub, and of all in transformers 5.
     ("model.visual.", "vision."),
@@ -178,7 +184,7 @@ FAMILIES = {
                 "a SigLIP tower; a picture's tokens attend to all of it",
             )
         },
-        _LLAVA,
+        _GEMMA3,
     ),
     "paddleocr_vl": VisionFamily(
         {

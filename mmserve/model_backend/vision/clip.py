@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.model_backend.vision.parts.encoder_layer import EncoderLayer
 from mmserve.model_backend.vision.parts.projector import Projector
-from mmserve.model_backend.vision.parts.tiles import encode_tiles
+from mmserve.model_backend.vision.parts.tiles import encode_tiles, patches_of
 
 
 class PatchEmbedding(nn.Module):
@@ -27,20 +27,22 @@ class PatchEmbedding(nn.Module):
     def __init__(self, spec: ClipVision, *, context: LayerContext) -> None:
         super().__init__()
         num_patches = (spec.image_size // spec.patch_size) ** 2
-        self._stride, self._prefix = spec.patch_size, context.prefix
+        self._patch_size, self._prefix = spec.patch_size, context.prefix
         self.class_token = context.empty(spec.hidden_size)
-        self.patches = context.empty(spec.hidden_size, 3, spec.patch_size, spec.patch_size)
+        outs = [Projection("patch_embedding", spec.hidden_size)]
+        self.patches = ColumnParallelLinear(3 * spec.patch_size**2, outs, bias=False, context=context)
         self.positions = context.empty(num_patches + 1, spec.hidden_size)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        patches = F.conv2d(pixels, self.patches, stride=self._stride).flatten(2).transpose(1, 2)
-        first = self.class_token.expand(pixels.shape[0], 1, -1)
+        batch, (tokens, hidden) = len(pixels), self.positions.shape
+        patches = self.patches(patches_of(pixels, self._patch_size)).view(batch, tokens - 1, hidden)
+        first = self.class_token.expand(batch, 1, hidden)
         return torch.cat((first, patches), dim=1) + self.positions
 
     def targets(self) -> Iterator[tuple[str, Target]]:
+        yield from self.patches.targets()
         for name, parameter in (
             ("class_embedding", self.class_token),
-            ("patch_embedding.weight", self.patches),
             ("position_embedding.weight", self.positions),
         ):
             yield self._prefix + name, Target(parameter, tuple(parameter.shape))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from mmserve.checkpoint.vision.gemma3 import Gemma3Vision
 from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.model_backend.vision.parts.siglip import SiglipEncoder
@@ -23,7 +25,9 @@ class Gemma3Tower(nn.Module):
         self._spec, self._ops = spec, context.ops
         self.encoder = SiglipEncoder(spec, context=context.below("vision."))
         self.norm_weight = context.empty(spec.hidden_size)
-        self.projection = context.empty(spec.hidden_size, text_hidden_size)
+        outs = [Projection("mm_input_projection", text_hidden_size)]
+        projector = context.below("projector.")
+        self.projection = ColumnParallelLinear(spec.hidden_size, outs, bias=False, context=projector)
 
     @torch.inference_mode()
     def forward(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
@@ -36,15 +40,12 @@ class Gemma3Tower(nn.Module):
         means = features.view(len(tiles), rows, size, rows, size, -1).mean(dim=(2, 4)).flatten(0, 2)
         # As in Gemma's language model, the norm's weight is stored minus 1 and applied in float32.
         normed = self._ops.rms_norm(means.float(), 1.0 + self.norm_weight.float(), self._spec.layer_norm_eps)
-        # One tile at a time: the last bits of torch's product may depend on the number of its rows.
-        squares = normed.to(means.dtype).view(len(tiles), rows * rows, -1)
-        return torch.stack([square @ self.projection for square in squares])
+        return self.projection(normed.to(means.dtype)).view(len(tiles), rows * rows, -1)  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target | None]:
         found = dict(self.encoder.targets())
-        for name, parameter in (
-            ("projector.mm_soft_emb_norm.weight", self.norm_weight),
-            ("projector.mm_input_projection_weight", self.projection),
-        ):
-            found[name] = Target(parameter, tuple(parameter.shape))
+        found["projector.mm_soft_emb_norm.weight"] = Target(self.norm_weight, tuple(self.norm_weight.shape))
+        for name, target in self.projection.targets():
+            # Stored as [in, out].
+            found[name] = replace(target, into=target.into.T, shape=target.shape[::-1])
         return found

@@ -85,10 +85,10 @@ FAMILIES = {
                 "torch.cat((patches, first), dim=1)",
             ),
             Mutation(
-                "patches stand column by column",
+                "a picture is read column by column",
                 _CLIP,
-                ".flatten(2).transpose(1, 2)",
-                ".transpose(2, 3).flatten(2).transpose(1, 2)",
+                "patches_of(pixels, ",
+                "patches_of(pixels.mT, ",
             ),
             Mutation("the first norm is left out", _CLIP, "self.pre_norm(self.embedding(", "(self.embedding("),
             *shared.ROW_MUTATIONS,

@@ -22,10 +22,13 @@ def encode_tiles(pictures: Sequence[ViewTensors], encode: Callable[[torch.Tensor
 def patches_of(tiles: torch.Tensor, size: int) -> torch.Tensor:
     """[B, 3, height, width] -> [B * patches, 3 * size * size]: row by row, each in the order of a kernel's weights.
 
-    A convolution that steps by whole patches is the product of these rows and its weights.
+    A convolution that steps by whole patches is the product of these rows and its weights. Neither reads the pixels
+    behind the last whole patch: tiles of 384 have 27 patches of 14.
     """
     batch, channels, height, width = tiles.shape
-    blocks = tiles.reshape(batch, channels, height // size, size, width // size, size)
+    rows, columns = height // size, width // size
+    whole = tiles[..., : rows * size, : columns * size]
+    blocks = whole.reshape(batch, channels, rows, size, columns, size)
     return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(0, 2)
 
 

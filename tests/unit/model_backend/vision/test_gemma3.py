@@ -1,4 +1,4 @@
-"""Gemma 3's tower: rows of a tile do not depend on the tiles beside it, whatever torch does with products."""
+"""Gemma 3's tower: rows of a tile do not depend on the tiles beside it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ from mmserve.runtime.errors import StartupError
 from mmserve.visualserver.batches.pace import Pace
 from mmserve.visualserver.batches.slices import Slices
 from tests.fakes.checkpoints import rename_weights
+from tests.fakes.torch_products import TorchProducts
 from tests.fakes.vision_checkpoints import IMAGE, make_native_internvl, make_vision
+from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler
 
 Grid = tuple[int, int, int]
 Features = Callable[[Any, ViewTensors], torch.Tensor]
@@ -137,6 +139,17 @@ def test_rows_equal_those_of_transformers_alone_and_in_a_batch(
     for rows, alone, wanted in zip(batch, [tower([picture])[0] for picture in pictures], expected, strict=True):
         assert_close(rows, wanted)
         assert torch.equal(rows, alone)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_multiplies_nothing_where_there_are_kernels(
+    directory: Path, pictures: list[ViewTensors], dtype: str
+) -> None:
+    tower, products = tower_of(directory, platform_for("cpu", dtype)), TorchProducts()
+    with products:
+        tower(pictures)
+    assert not products.found
 
 
 def test_a_tower_stops_before_each_of_its_layers_where_it_shares_a_card(
