@@ -40,9 +40,9 @@ def load(directory: Path, *, weights: bool = True) -> ModelSpec:
     model = read_model(directory, config)
     text = with_states(model.text, config.get("text_config") or config.get("llm_config") or config)
     check(text)
-    if "gguf" in config:
-        text = as_stored(text, config["gguf"])
     model = replace(model, text=text, quantization=read_scheme(config))
+    if "gguf" in config:
+        model = as_stored(model, config["gguf"])
     if not (weights and model.text.tie_embeddings and has_own_head(weight_files(directory))):
         return model
     return replace(model, text=replace(model.text, tie_embeddings=False))

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mmserve.checkpoint.files import weight_files
-from mmserve.checkpoint.gguf.table import read_table
+from mmserve.checkpoint.gguf.table import Entry, read_table
 from mmserve.runtime.errors import StartupError
 
 CHUNK_NBYTES = 16 << 20
@@ -31,11 +31,13 @@ class _HeaderEntry(msgspec.Struct):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor's dtype and shape, and the range of its bytes in a file."""
+    """A tensor's dtype and shape, and the ranges of its bytes in a file."""
 
     file: Path
-    start: int
+    starts: tuple[int, ...]
+    """Several if it lies there in pieces, which are of one size."""
     nbytes: int
+    """Of all pieces."""
     dtype: str
     """As safetensors calls it, such as ``BF16``, or GGUF, such as ``Q4_K``."""
     shape: tuple[int, ...]
@@ -52,9 +54,10 @@ class StoredTensor:
 
     def chunks(self) -> Iterator[bytes]:
         with self.file.open("rb") as file:
-            file.seek(self.start)
-            for remaining in range(self.nbytes, 0, -CHUNK_NBYTES):
-                yield file.read(min(remaining, CHUNK_NBYTES))
+            for start in self.starts:
+                file.seek(start)
+                for remaining in range(self.nbytes // len(self.starts), 0, -CHUNK_NBYTES):
+                    yield file.read(min(remaining, CHUNK_NBYTES))
 
 
 def checkpoint_tensors(directory: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -70,9 +73,7 @@ def checkpoint_tensors(directory: Path) -> Iterator[tuple[str, StoredTensor]]:
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """By name. Raises OSError, ValueError or MsgspecError if the file has no readable header."""
     if path.suffix == ".gguf":
-        return {
-            each.name: StoredTensor(path, each.start, each.nbytes, each.dtype, each.shape) for each in read_table(path)
-        }
+        return {each.name: _of_gguf(path, each) for each in read_table(path)}
     with path.open("rb") as file:
         header_nbytes = int.from_bytes(file.read(8), "little")
         if header_nbytes > _MAX_HEADER_NBYTES:
@@ -87,4 +88,8 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
 
 def _stored_tensor(path: Path, data_start: int, entry: _HeaderEntry) -> StoredTensor:
     start, end = entry.data_offsets
-    return StoredTensor(path, data_start + start, end - start, entry.dtype, tuple(entry.shape))
+    return StoredTensor(path, (data_start + start,), end - start, entry.dtype, tuple(entry.shape))
+
+
+def _of_gguf(path: Path, entry: Entry) -> StoredTensor:
+    return StoredTensor(path, entry.starts, len(entry.starts) * entry.nbytes, entry.dtype, entry.shape)

@@ -45,7 +45,7 @@ _IDEFICS3: Prefixes = (
     ("model.text_model.", "text."),
     ("model.vision_model.", "vision."),
     ("model.connector.modality_projection.", "projector."),
-    ("lm_head.", "text.lm_head."),
+    *TEXT_NAMES,
 )
 _INTERNVL_CHAT: Prefixes = (
     ("language_model.model.", "text."),

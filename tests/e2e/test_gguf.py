@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw
 from benchmarks.load.server import serve
 from mmserve.checkpoint.locate import locate
 from tests.e2e.stack import LITTLE_MEMORY
-from tests.fakes.gguf_files import gguf_of, projector_of
+from tests.fakes.gguf_files import gguf_of
+from tests.fakes.gguf_projectors import projector_of
 
 pytestmark = pytest.mark.families
 DIGITS = ("37", "502", "8", "64")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -22,7 +21,12 @@ _NUMBERS = {
     "Q6_K": 14, "IQ4_XS": 23, "BF16": 30,
 }  # fmt: skip
 _ALIGNMENT = 32
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "mistral": "mistral3",
+    "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
+}  # fmt: skip
+_ADJACENT = ("llama", "mistral")
+"""Converters permute their queries and keys."""
 _NAMES = {
     "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -96,8 +100,7 @@ def gguf_of(
     config = whole.get("text_config") or whole
     kind, tensors, plain_tensors = config["model_type"], {}, {}
     for name, weight in load_file(directory / "model.safetensors").items():
-        family = "llava" if "vision_config" in whole else kind
-        part, _, rest = (canonical_name(family, name) or "").partition(".")
+        part, _, rest = (canonical_name(whole["model_type"], name) or "").partition(".")
         if part != "text":
             plain_tensors[name] = weight
             continue
@@ -121,54 +124,6 @@ def gguf_of(
     return write_gguf(path, metadata, tensors | dict(extra or {}))
 
 
-_TOWER_NAMES = {
-    "embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedding.weight": "v.patch_embd.weight",
-    "embeddings.position_embedding.weight": "v.position_embd.weight", "pre_layrnorm.": "v.pre_ln.",
-    "post_layernorm.": "v.post_ln.", "encoder.layers.": "v.blk.", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.out_proj": "attn_out", "layer_norm1": "ln1",
-    "layer_norm2": "ln2",
-}  # fmt: skip
-
-
-def projector_of(
-    directory: Path, path: Path, *, layers: int | None = None, exchanged: bool = False, **more: Any
-) -> Path:
-    """Writes the tower and the projector of a LLaVA checkpoint, in F16 and F32.
-
-    ``layers``: those that are stored. ``exchanged``: fc1 is called down, as older converters did.
-    """
-    vision = json.loads((directory / "config.json").read_text())["vision_config"]
-    names = _TOWER_NAMES | {"mlp.fc1": "ffn_down" if exchanged else "ffn_up"}
-    names |= {"mlp.fc2": "ffn_up" if exchanged else "ffn_down"}
-    tensors, layers = {}, layers or vision["num_hidden_layers"]
-    for name, weight in load_file(directory / "model.safetensors").items():
-        part, _, short = (canonical_name("llava", name) or "").partition(".")
-        layer = re.match(r"encoder\.layers\.(\d+)", short)
-        if part == "text" or (layer is not None and int(layer[1]) >= layers):
-            continue
-        for one, other in names.items():
-            short = short.replace(one, other)
-        short = short.replace("linear_1", "mm.0").replace("linear_2", "mm.2")
-        kind = "F16" if weight.dim() > 1 and "position" not in short else "F32"
-        tensors[short] = Tensor(kind, tuple(weight.shape), stored(weight.float().numpy(), kind).data)
-    values = {
-        "general.architecture": "clip",
-        "clip.has_vision_encoder": True,
-        "clip.projector_type": "mlp",
-        "clip.use_gelu": vision["hidden_act"] == "gelu",
-        "clip.vision.image_size": vision["image_size"],
-        "clip.vision.patch_size": vision["patch_size"],
-        "clip.vision.embedding_length": vision["hidden_size"],
-        "clip.vision.feed_forward_length": vision["intermediate_size"],
-        "clip.vision.block_count": layers,
-        "clip.vision.attention.head_count": vision["num_attention_heads"],
-        "clip.vision.attention.layer_norm_epsilon": float(vision["layer_norm_eps"]),
-        "clip.vision.image_mean": [0.5, 0.5, 0.5],
-        "clip.vision.image_std": [0.5, 0.5, 0.5],
-    }
-    return write_gguf(path, values | {key.replace("__", "."): each for key, each in more.items()}, tensors)
-
-
 def _gguf_name(name: str, *, sandwich: bool) -> str:
     module, _, last = name.rpartition(".")
     if module in _NAMES:
@@ -178,10 +133,14 @@ def _gguf_name(name: str, *, sandwich: bool) -> str:
 
 
 def _permuted(config: dict[str, Any], name: str, rows: Any, *, back: bool = False) -> Any:
-    """Of Llama's queries and keys: rows i and i + dim / 2 of a head become neighbours."""
-    if config["model_type"] != "llama" or not any(part in name for part in ("attn_q.", "attn_k.")):
+    """Of Llama's queries and keys."""
+    if config["model_type"] not in _ADJACENT or not any(part in name for part in ("attn_q.", "attn_k.")):
         return rows
-    heads = config["num_attention_heads" if "attn_q" in name else "num_key_value_heads"]
+    return neighbours(rows, config["num_attention_heads" if "attn_q" in name else "num_key_value_heads"], back=back)
+
+
+def neighbours(rows: Any, heads: int, *, back: bool = False) -> Any:
+    """Rows i and i + dim / 2 of each head side by side; ``back``: undone."""
     pairs = rows.reshape(heads, *((-1, 2) if back else (2, -1)), *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -206,6 +165,8 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
     if name == "gemma3":
         found |= {"attention.sliding_window": config["sliding_window"]}
         found |= {"rope.freq_base_swa": float(local["rope_theta"])}
+    if sections := rope.get("mrope_section"):
+        found |= {"rope.dimension_sections": [*sections, 0]}
     if rope.get("rope_type") == "linear":
         found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     values = {f"{name}.{key}": value for key, value in found.items()}
@@ -220,14 +181,14 @@ def tokenizer_values(directory: Path, pre: str = "gpt-2") -> dict[str, Any]:
     tokens = sorted(ids, key=ids.__getitem__)
     assert [ids[token] for token in tokens] == list(range(len(tokens)))
     special = {each["content"] for each in definition["added_tokens"]}
-    merges = [" ".join(merge) for merge in definition["model"]["merges"]] or ["no merges"]
+    merges = [" ".join(merge) for merge in definition["model"]["merges"]]
     template = directory / "chat_template.jinja"
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [_CONTROL if token in special else _TOKEN for token in tokens],
-        "tokenizer.ggml.merges": merges,
+        **({"tokenizer.ggml.merges": merges} if merges else {}),
         "tokenizer.ggml.bos_token_id": ids[config["bos_token"]],
         "tokenizer.ggml.eos_token_id": ids[config["eos_token"]],
     } | ({"tokenizer.chat_template": template.read_text()} if template.exists() else {})

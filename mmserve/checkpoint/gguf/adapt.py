@@ -6,14 +6,25 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mmserve.checkpoint.spec import LayerSpec, TextSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec, VisionSpec
+from mmserve.checkpoint.vision.gemma3 import Gemma3Vision
 
 
-def as_stored(text: TextSpec, about: dict[str, Any]) -> TextSpec:
-    """``about``: ``gguf`` of config.json. The text model for weights as they are in the file."""
-    layers = tuple(_adjacent(layer) for layer in text.layers) if about["adjacent_rope"] else text.layers
-    return replace(text, layers=layers, norm_offset=0.0 if about["offset_norms"] else text.norm_offset)
+def as_stored(model: ModelSpec, about: dict[str, Any]) -> ModelSpec:
+    """``about``: ``gguf`` of config.json. The model for weights as they are in the files."""
+    text, vision = model.text, model.vision
+    if about["adjacent_rope"]:
+        text = replace(text, layers=tuple(_adjacent(layer) for layer in text.layers))
+    if about["offset_norms"]:
+        text, vision = _whole_norms(text, vision)
+    return replace(model, text=text, vision=vision)
 
 
 def _adjacent(layer: LayerSpec) -> LayerSpec:
     return layer if layer.rope is None else replace(layer, rope=replace(layer.rope, adjacent=True))
+
+
+def _whole_norms(text: TextSpec, vision: VisionSpec | None) -> tuple[TextSpec, VisionSpec | None]:
+    if isinstance(vision, Gemma3Vision):
+        vision = replace(vision, norm_offset=0.0)
+    return replace(text, norm_offset=0.0), vision

@@ -19,15 +19,10 @@ import msgspec
 
 from mmserve.checkpoint.files import read_json
 from mmserve.checkpoint.gguf.names import ROPE_DIVISORS, text_name
-from mmserve.checkpoint.gguf.projector import (
-    image_settings,
-    is_projector,
-    multimodal_config,
-    named,
-    projector_beside,
-)
-from mmserve.checkpoint.gguf.reader import GgufHeader, GgufTensor, read_header
-from mmserve.checkpoint.gguf.table import MODEL_FILE, PROJECTOR_FILE, write_table
+from mmserve.checkpoint.gguf.projectors.files import is_projector, projector_beside
+from mmserve.checkpoint.gguf.projectors.table import Described, describe
+from mmserve.checkpoint.gguf.reader import GgufHeader, read_header
+from mmserve.checkpoint.gguf.table import MODEL_FILE, PROJECTOR_FILE, Entry, whole, write_table
 from mmserve.checkpoint.gguf.tensor_types import FILE_TYPES, QUANTIZED
 from mmserve.checkpoint.gguf.text_config import architecture_of, text_config
 from mmserve.checkpoint.gguf.tokenizer import GgufTokenizer
@@ -41,7 +36,7 @@ BESIDE = (
     "chat_template.jinja",
     "preprocessor_config.json",
 )
-_VERSION = 1
+_VERSION = 2
 """Of what is made; part of the directory's name."""
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TOKENS_OF_ANOTHER_MODEL = 0.01
@@ -95,39 +90,49 @@ def _forget_lost_files(parent: Path) -> None:
 def _write(directory: Path, file: Path, projector: Path | None, beside: list[Path]) -> None:
     header, tower = read_header(file), None if projector is None else read_header(projector)
     try:
-        made = _files(file, header, tower)
+        made, described = _files(file, header, tower)
     except StartupError as error:
         raise StartupError(f"{' and '.join(str(each) for each in (file, projector) if each)}: {error}") from None
     directory.mkdir()
     (directory / MODEL_FILE).symlink_to(file)
     write_table(directory / MODEL_FILE, _named(header))
-    if projector is not None and tower is not None:
+    if projector is not None and described is not None:
         (directory / PROJECTOR_FILE).symlink_to(projector)
-        write_table(directory / PROJECTOR_FILE, named(tower))
+        write_table(directory / PROJECTOR_FILE, described.entries)
     for name, content in made.items():
         (directory / name).write_bytes(msgspec.json.encode(content))
-    if template := header.metadata.get("tokenizer.chat_template"):
+    if template := _template(header, described):
         (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     for each in beside:
         shutil.copyfile(each, directory / each.name)
 
 
-def _files(file: Path, header: GgufHeader, tower: GgufHeader | None) -> dict[str, dict[str, Any]]:
-    """JSON files by name."""
-    tokenizer = GgufTokenizer(header.metadata)
+def _files(
+    file: Path, header: GgufHeader, tower: GgufHeader | None
+) -> tuple[dict[str, dict[str, Any]], Described | None]:
+    """JSON files by name, and what the projector's file says."""
+    tokenizer, described = GgufTokenizer(header.metadata), None
     beside = read_json(file.parent / "tokenizer.json")
     if beside is not None:
         _check_same_tokens(tokenizer.tokens, beside)
     config, pictures = text_config(file, header), {}
     if tower is not None:
-        config = multimodal_config(tower, config, tokenizer.tokens)
-        pictures = {"preprocessor_config.json": image_settings(tower.metadata)}
-    return pictures | {
+        described = describe(tower, header.metadata["general.architecture"], config, tokenizer)
+        config, pictures = described.config, {"preprocessor_config.json": described.settings}
+    made = pictures | {
         "config.json": config | _about_numbers(header, tower),
         "tokenizer.json": tokenizer.definition() if beside is None else beside,
         "tokenizer_config.json": tokenizer.config(),
         "generation_config.json": tokenizer.generation_config(),
     }
+    return made, described
+
+
+def _template(header: GgufHeader, described: Described | None) -> str:
+    found = str(header.metadata.get("tokenizer.chat_template", ""))
+    if described is None or described.token in found:
+        return found
+    return described.template or found
 
 
 def _about_numbers(header: GgufHeader, tower: GgufHeader | None) -> dict[str, Any]:
@@ -143,11 +148,11 @@ def _about_numbers(header: GgufHeader, tower: GgufHeader | None) -> dict[str, An
     return {"gguf": stored, "quantization_config": {"quant_method": "gguf", "mixture": mixture, "matrices": types}}
 
 
-def _named(header: GgufHeader) -> list[GgufTensor]:
+def _named(header: GgufHeader) -> list[Entry]:
     """With names of Hugging Face's checkpoints."""
     norms = architecture_of(header.metadata).sandwich_norms
     tensors = (tensor for name, tensor in header.tensors.items() if name != ROPE_DIVISORS)
-    return [tensor._replace(name=text_name(tensor.name, sandwich_norms=norms)) for tensor in tensors]
+    return [whole(text_name(tensor.name, sandwich_norms=norms), tensor) for tensor in tensors]
 
 
 def _check_same_tokens(tokens: list[str], beside: dict[str, Any]) -> None:

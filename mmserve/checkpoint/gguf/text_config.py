@@ -21,9 +21,12 @@ _KNOWN = {
     "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.finetuned",
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    "rope.dimension_sections", "n_deepstack_layers",
 }  # fmt: skip
 _GEMMA_PATTERN = 6
 _GEMMA_27B_LAYERS = 62
+_AXES = 3
+"""Of positions of pictures. Files have a fourth section, of no pair."""
 
 
 class Architecture(NamedTuple):
@@ -59,6 +62,13 @@ class _Values:
             raise StartupError(f"{key} {str(value)[:80]} is not supported")
         return value
 
+    def list(self, name: str) -> list[Any]:
+        """Raises StartupError if there is none."""
+        found = self._metadata.get(f"{self._prefix}.{name}")
+        if not isinstance(found, list):
+            raise StartupError(f"{self._prefix}.{name} {found!r} is no list")
+        return found
+
     def has(self, name: str) -> bool:
         return f"{self._prefix}.{name}" in self._metadata
 
@@ -77,6 +87,11 @@ def _qwen2(values: _Values) -> dict[str, Any]:
     return {"use_sliding_window": False}
 
 
+def _axes(values: _Values) -> dict[str, Any]:
+    """Of text alone, positions on all axes are the same, so only models with pictures read the sections."""
+    return _qwen2(values) | {"mrope_section": values.list("rope.dimension_sections")[:_AXES]}
+
+
 def _gemma3(values: _Values) -> dict[str, Any]:
     heads, layers = values.get("attention.head_count", int), values.get("block_count", int)
     of_27b = layers == _GEMMA_27B_LAYERS
@@ -93,6 +108,9 @@ ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", _none, adjacent_rope=True),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _qwen2),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _qwen2),
+    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM", _axes),
+    "qwen3vl": Architecture("qwen3", "Qwen3ForCausalLM", _axes),
+    "mistral3": Architecture("llama", "LlamaForCausalLM", _none, adjacent_rope=True),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", _gemma3, offset_norms=True, sandwich_norms=True),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mmserve.checkpoint.gguf.reader import Metadata
@@ -15,6 +16,11 @@ _LLAMA_3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN_2 = _LLAMA_3.replace("{1,3}", "")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _ENDS_OF_TURNS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>"}
 """An answer ends with them too, as the field for the end names only one token."""
@@ -34,9 +40,11 @@ _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "llama-bpe": _split(_LLAMA_3),
     "llama3": _split(_LLAMA_3),
     "llama-v3": _split(_LLAMA_3),
+    "pixtral": _split(_LLAMA_3),
+    "tekken": _split(_TEKKEN),
 }
 """By ``tokenizer.ggml.pre``."""
-_WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3"}
+_WHOLE_WORDS_FIRST = {"llama-bpe", "llama3", "llama-v3", "pixtral", "tekken"}
 """A word that is a token is one, whatever its merges. Such tokenizers begin texts with a token, too."""
 _COMPOSED = {"qwen2", "deepseek-r1-qwen"}
 """Characters are composed (NFC) first."""
@@ -51,6 +59,18 @@ class GgufTokenizer:
         self._types: list[int] = self._list("token_type", int) or [_NORMAL] * len(self.tokens)
         if not self.tokens or len(self._types) != len(self.tokens):
             raise StartupError(f"{_PREFIX}tokens and token_type have {len(self.tokens)} and {len(self._types)} entries")
+
+    def stand_in(self, token: str, spare: str) -> int:
+        """Id of the token that stands for rows of pictures: ``token``, or else the last with the pattern ``spare``.
+
+        It counts as special from then on. Raises StartupError if there is none.
+        """
+        found = [id for id, each in enumerate(self.tokens) if each == token]
+        found = found or [id for id, each in enumerate(self.tokens) if re.fullmatch(spare, each)]
+        if not found:
+            raise StartupError(f"the vocabulary has no token {token}, which stands for pictures in prompts")
+        self._types[found[-1]] = _CONTROL
+        return found[-1]
 
     def definition(self) -> dict[str, Any]:
         """tokenizer.json."""

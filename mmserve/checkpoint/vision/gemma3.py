@@ -10,6 +10,8 @@ class Gemma3Vision(SiglipSpec, frozen=True, kw_only=True, tag="gemma3"):
 
     rows_per_side: int
     """Of a tile."""
+    norm_offset: float = 1.0
+    """Added to the weights of the projector's norm."""
 
     @property
     def run_rows(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mmap
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from mmserve.checkpoint.gguf.table import Entry, read_table
 from mmserve.checkpoint.gguf.tensor_types import QUANTIZED
@@ -38,15 +40,17 @@ class GgufFile:
 
 
 class GgufSlice:
-    """``tensor``: the file's own memory."""
+    """``tensor``: the file's own memory, or a copy of what is not whole or in another order there."""
 
     def __init__(self, entry: Entry, data: mmap.mmap) -> None:
         self._dtype = entry.dtype
-        stored = torch.frombuffer(data, dtype=torch.uint8, count=entry.nbytes, offset=entry.start)
-        if (kind := QUANTIZED.get(entry.dtype)) is not None:
-            self.tensor = stored.view(*entry.shape[:-1], entry.shape[-1] // kind.block * kind.nbytes)
-        else:
-            self.tensor = stored.view(_FLOATS[entry.dtype]).view(entry.shape)
+        pieces = [_stored(entry, data, start) for start in entry.starts]
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, entry.axis)
+        if entry.turned_heads:
+            whole = _turned_back(whole, entry.turned_heads)
+        self.tensor = (
+            F.pad(whole, [each for zeros in entry.zeros[::-1] for each in (0, zeros)]) if entry.zeros else whole
+        )
 
     def get_shape(self) -> list[int]:
         return list(self.tensor.shape)
@@ -56,3 +60,18 @@ class GgufSlice:
 
     def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
         return self.tensor[index]
+
+
+def _stored(entry: Entry, data: mmap.mmap, start: int) -> torch.Tensor:
+    """A piece, with its own size along the axis of pieces."""
+    shape = [size - zeros for size, zeros in zip_longest(entry.shape, entry.zeros, fillvalue=0)]
+    shape[entry.axis] //= len(entry.starts)
+    stored = torch.frombuffer(data, dtype=torch.uint8, count=entry.nbytes, offset=start)
+    if (kind := QUANTIZED.get(entry.dtype)) is not None:
+        return stored.view(*shape[:-1], shape[-1] // kind.block * kind.nbytes)
+    return stored.view(_FLOATS[entry.dtype]).view(shape)
+
+
+def _turned_back(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """Of each head, the first row of all pairs, then the second ones."""
+    return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

@@ -38,8 +38,9 @@ class Gemma3Tower(nn.Module):
         features, rows = self.encoder(tiles), self._spec.rows_per_side
         size = self._spec.patches_per_side // rows
         means = features.view(len(tiles), rows, size, rows, size, -1).mean(dim=(2, 4)).flatten(0, 2)
-        # As in Gemma's language model, the norm's weight is stored minus 1 and applied in float32.
-        normed = self._ops.rms_norm(means.float(), 1.0 + self.norm_weight.float(), self._spec.layer_norm_eps)
+        # As in Gemma's language model, the norm's weight is stored less its offset and applied in float32.
+        weight = self._spec.norm_offset + self.norm_weight.float()
+        normed = self._ops.rms_norm(means.float(), weight, self._spec.layer_norm_eps)
         return self.projection(normed.to(means.dtype)).view(len(tiles), rows * rows, -1)  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target | None]:

@@ -192,7 +192,7 @@ FAMILIES = {
             Mutation(
                 "the projector's norm is as it is stored",
                 "model_backend/vision/gemma3.py",
-                "1.0 + self.norm_weight.float()",
+                "self._spec.norm_offset + self.norm_weight.float()",
                 "self.norm_weight.float()",
             ),
             Mutation(

@@ -1,4 +1,4 @@
-"""A projector beside the language model's file makes it LLaVA; other projectors are refused by name."""
+"""LLaVA's projector beside the language model's file, and what is refused by name of any projector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llava
 from tests.fakes.embeddings import tiles
-from tests.fakes.gguf_files import gguf_of, projector_of
+from tests.fakes.gguf_files import gguf_of
+from tests.fakes.gguf_projectors import projector_of
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +78,9 @@ def test_pictures_are_padded_to_squares_unless_a_file_beside_says_otherwise(llav
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"clip__projector_type": "qwen2.5vl_merger"}, r"clip\.projector_type 'qwen2\.5vl_merger' is not supported"),
-        ({"clip__projector_type": "gemma3"}, r"'gemma3' is not supported; supported is mlp \(LLaVA\)"),
+        ({"clip__projector_type": "resampler"}, r"clip\.projector_type 'resampler' is not supported; .*: mlp, gemma3"),
+        ({"clip__projector_type": "gemma3"}, "a projector gemma3 does not belong to llama, but to gemma3"),
+        ({"clip__projector_type": "qwen3vl_merger"}, "does not belong to llama, but to qwen3vl"),
         ({"clip__has_audio_encoder": True}, "a projector for audio is not supported"),
         ({"general__architecture": "llama"}, "'llama' is not that of a projector"),
         ({"clip__vision__feature_layer": [1, 2]}, r"feature_layer \[1, 2\] is not supported"),
@@ -89,6 +91,15 @@ def test_pictures_are_padded_to_squares_unless_a_file_beside_says_otherwise(llav
 def test_other_projectors_are_refused_by_name(llava: Path, tmp_path: Path, more: dict[str, Any], reason: str) -> None:
     with pytest.raises(StartupError, match=rf"tiny\.gguf and .*mmproj-tiny-f16\.gguf: .*{reason}"):
         made(llava, tmp_path, **more)
+
+
+def test_a_projector_of_another_width_is_refused(llava: Path, tmp_path: Path) -> None:
+    file = gguf_of(
+        make_llava(tmp_path / "wider", text={"hidden_size": 128}), tmp_path / "tiny.gguf", lambda name: "F16"
+    )
+    projector_of(llava, tmp_path / "mmproj.gguf")
+    with pytest.raises(StartupError, match="rows of 64 do not fit a text model of hidden size 128"):
+        directory_of(file, tmp_path)
 
 
 def test_several_projectors_beside_a_model_are_refused(llava: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ TEXTS = [
     "Hello world, it's 12345 o'clock!\n\n  def f(x):\n\treturn x",
     "Größe 10.000 €, naïve café — 你好世界 🙂",
     "they'LL   say WE'RE   \r\n done  ",
+    "camelCase HTTPServer a/b//\n",
     "<|im_start|>user\nHi<|im_end|>",
     "x",
 ]
@@ -26,19 +27,24 @@ LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PATTERNS = {"llama-bpe": LLAMA_3, "qwen2": LLAMA_3.replace("{1,3}", ""), "tekken": TEKKEN}
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def trained(pre: str) -> tokenizers.Tokenizer:
     """A byte-level tokenizer as the families publish them."""
-    found = tokenizers.Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    found = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
     split = {
         "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
         "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
     }
-    pattern = LLAMA_3 if pre == "llama-bpe" else LLAMA_3.replace("{1,3}", "")
     by_pattern = [
-        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.Split(Regex(PATTERNS.get(pre, "")), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ]
     found.pre_tokenizer = pre_tokenizers.Sequence(split.get(pre, by_pattern))
@@ -74,7 +80,7 @@ def made(metadata: dict[str, Any]) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(GgufTokenizer(metadata).definition()))
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "llama-bpe"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "qwen2", "llama-bpe", "tekken"])
 def test_a_byte_level_tokenizer_is_the_one_that_the_file_was_made_from(pre: str) -> None:
     original = trained(pre)
     found = made(values(original, pre))
@@ -166,7 +172,7 @@ def whole(metadata: dict[str, Any]) -> None:
     ("more", "reason"),
     [
         ({"model": "bert"}, r"model 'bert' is not supported \(gpt2 and llama are\): put the model's tokenizer.json"),
-        ({"model": "gpt2", "pre": "tekken"}, r"pre 'tekken' is not supported"),
+        ({"model": "gpt2", "pre": "falcon"}, r"pre 'falcon' is not supported"),
         ({"model": "gpt2"}, r"pre 'none' is not supported"),
         ({"scores": [1.0]}, r"scores has 1 entries for 272 tokens"),
         ({"token_type": [1]}, r"272 and 1 entries"),
