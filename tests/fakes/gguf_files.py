@@ -23,9 +23,10 @@ _NUMBERS = {
 _ALIGNMENT = 32
 _ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3", "mistral": "mistral3",
+    "ministral3": "mistral3",
     "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
 }  # fmt: skip
-_ADJACENT = ("llama", "mistral")
+_ADJACENT = ("llama", "mistral", "ministral3")
 """Converters permute their queries and keys."""
 _NAMES = {
     "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output",
@@ -169,6 +170,14 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         found |= {"rope.dimension_sections": [*sections, 0]}
     if rope.get("rope_type") == "linear":
         found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    if rope.get("rope_type") == "yarn":
+        found |= {"rope.scaling.type": "yarn", "rope.scaling.factor": float(rope["factor"])}
+        found |= {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
+    names = {
+        "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+        "llama_4_scaling_beta": "attention.temperature_scale",
+    }
+    found |= {names[key]: float(rope[key]) for key in names if key in rope}
     values = {f"{name}.{key}": value for key, value in found.items()}
     return {"general.architecture": name, "general.file_type": 15} | values
 

@@ -170,6 +170,9 @@ def projector_of(
         plain_tensors[name] = torch.from_numpy(stored(numbers, form_of).numbers.reshape(numbers.shape).copy())
         for piece, part_numbers in _pieces(found, numbers, form, vision):
             tensors[piece] = Tensor(form_of, part_numbers.shape, stored(part_numbers, form_of).data)
+    if form.kind == "pixtral":  # a copy of an embedding, which published files have
+        size = whole["text_config"]["hidden_size"]
+        tensors["v.token_embd.img_break"] = Tensor("F32", (size,), bytes(4 * size))
     if plain is not None:
         save_file(load_file(plain / _WEIGHTS) | plain_tensors, plain / _WEIGHTS, metadata={"format": "pt"})
     values = _values(directory, whole, form) | ({} if layers is None else {"clip.vision.block_count": layers})

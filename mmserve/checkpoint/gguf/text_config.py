@@ -21,10 +21,18 @@ _KNOWN = {
     "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.finetuned",
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-    "rope.dimension_sections", "n_deepstack_layers",
+    "rope.scaling.yarn_log_multiplier", "rope.dimension_sections", "n_deepstack_layers", "attention.temperature_scale",
 }  # fmt: skip
 _GEMMA_PATTERN = 6
 _GEMMA_27B_LAYERS = 62
+_YARN = {
+    "attention_factor": "rope.scaling.attn_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+    "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "llama_4_scaling_beta": "attention.temperature_scale",
+}
+"""Fields that only some files have."""
 _AXES = 3
 """Of positions of pictures. Files have a fourth section, of no pair."""
 
@@ -192,6 +200,8 @@ def _rope_scaling(path: Path, values: _Values, divisors: GgufTensor | None) -> d
             "original_max_position_embeddings": context,
         }
     kind = values.get("rope.scaling.type", str, "linear" if values.has("rope.scaling.factor") else "none")
+    if kind != "yarn" and values.get("attention.temperature_scale", float, 0.0):
+        raise StartupError(f"attention.temperature_scale beside rope.scaling.type {kind!r} is not supported")
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
@@ -200,6 +210,6 @@ def _rope_scaling(path: Path, values: _Values, divisors: GgufTensor | None) -> d
     if kind == "linear":
         return found
     found |= {"original_max_position_embeddings": values.get("rope.scaling.original_context_length", int, context)}
-    names = {"attention_factor": "attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-    given = {field: name for field, name in names.items() if values.has(f"rope.scaling.{name}")}
-    return found | {field: values.get(f"rope.scaling.{name}", float) for field, name in given.items()}
+    if values.has("rope.scaling.yarn_log_multiplier"):
+        found["mscale"] = 1.0  # files have no other one
+    return found | {field: values.get(name, float) for field, name in _YARN.items() if values.has(name)}

@@ -1,4 +1,4 @@
-"""That of Mistral-Small-3 and Pixtral-12B: Pixtral's tower and two linear layers, with a merger of patches or not."""
+"""That of Mistral-Small-3, Ministral 3 and Pixtral-12B: Pixtral's tower, a merger or none, and two linear layers."""
 
 from __future__ import annotations
 

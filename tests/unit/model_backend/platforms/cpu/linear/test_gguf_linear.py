@@ -72,7 +72,7 @@ def test_a_file_without_a_head_of_its_own_uses_the_embedding(tmp_path: Path, kin
     assert written(make_runner(made)) == expected(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3_text", "ministral3"])
 def test_other_families(tmp_path: Path, family: str) -> None:
     directory = make_text(tmp_path / "hf", family, **SHAPE)
     if family == "gemma3_text":  # GGUF knows the published models: one layer of six has no window, and their scale
