@@ -12,6 +12,7 @@ from mmserve.cache_server.embedding_events import publishing
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.shared_table import SharedMediaTable, Snapshot
+from mmserve.cache_server.stored_keys import StoredKeys, telling_router
 from mmserve.cache_server.table import MediaTable
 from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN, Deployment
@@ -68,6 +69,7 @@ def run(process: Process) -> None:
     try:
         with (
             publishing(process.deployment.config, process.incarnation) as feed,
+            _telling_router(process) as stored_keys,
             _serving_drawing(process, table, process.arena.nbytes),
             serving(table, process.endpoints) as wait,
         ):
@@ -78,14 +80,24 @@ def run(process: Process) -> None:
                 snapshot = table.snapshot()
                 warning.check(snapshot)
                 _report(metrics, snapshot, process.arena.nbytes, reported)
+                changes = table.take_embedding_changes()
                 if feed is not None:
-                    feed.publish(table.take_embedding_changes())
+                    feed.publish(changes)
+                if stored_keys is not None:
+                    stored_keys.publish(changes)
                 heartbeats.beat(busy=not serves, progressed=serves)
                 serves = wait(_REPORT_INTERVAL_S)
     finally:
         metrics.close()
         heartbeats.close()
         kept.clear()
+
+
+def _telling_router(process: Process) -> AbstractContextManager[StoredKeys | None]:
+    """None without --reports-endpoint."""
+    if process.deployment.config.reports_endpoint is None:
+        return nullcontext()
+    return telling_router(process.endpoints)
 
 
 def _serving_drawing(process: Process, table: SharedMediaTable, arena_nbytes: int) -> AbstractContextManager[None]:
@@ -118,7 +130,8 @@ class SpaceWarning:
 def _table(deployment: Deployment, arena: Arena, faults: FaultPoint) -> SharedMediaTable:
     budgets, max_requests = deployment.budgets, deployment.config.max_mm_preprocess_concurrency
     table = new_table(arena, LeaseBudgets(budgets.data_nbytes, budgets.embed_nbytes))
-    if deployment.config.embedding_events_endpoint is not None:
+    config = deployment.config
+    if config.embedding_events_endpoint is not None or config.reports_endpoint is not None:
         table.follow_embeddings()
     return SharedMediaTable(table, DecodePermits(max_requests, budgets.pixel_nbytes), faults=faults)
 

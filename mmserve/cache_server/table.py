@@ -201,7 +201,9 @@ class MediaTable:
 
     def take_embedding_changes(self) -> list[EmbeddingChange]:
         """Embeddings that came and went since the last call."""
-        changes, self._store.embedding_changes = self._store.embedding_changes or [], []
+        if (changes := self._store.embedding_changes) is None:
+            return []
+        self._store.embedding_changes = []
         return changes
 
     @property

@@ -14,13 +14,12 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.snapshots import hear_all_questions
 from mmserve.runtime.errors import StartupError
-from mmserve.runtime.shortage import has_descriptors
+from mmserve.runtime.shortage import OF_A_LINK, has_descriptors
 
 MAX_MESSAGE_NBYTES = 256 << 20
 """A peer that announces a longer message is disconnected."""
-_FREE_DESCRIPTORS = 32
-"""libzmq ends the process where it lacks one."""
 _HANDSHAKE_MS = 10_000
 _RECONNECT_MS = 200
 
@@ -60,9 +59,11 @@ def listening(endpoint: str, key: ClusterKey, flag: str) -> Iterator[SecureSocke
 
 @contextmanager
 def publishing(endpoint: str, key: ClusterKey, flag: str, unread: int) -> Iterator[zmq.Socket[bytes]]:
-    """A PUB that only holders of the key hear. ``unread``: messages kept for each. Raises StartupError."""
-    with _context() as context, _guarded(context, key), closing(_socket(context, zmq.PUB)) as socket:
+    """An XPUB that only holders of the key hear, and may ask (``snapshots``). ``unread``: messages kept for each.
+    Raises StartupError."""
+    with _context() as context, _guarded(context, key), closing(_socket(context, zmq.XPUB)) as socket:
         socket.set_hwm(unread)
+        hear_all_questions(socket)
         _bind(socket, endpoint, key, flag)
         yield socket
 
@@ -119,7 +120,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str, key: ClusterKey, flag: str) 
 
 @contextmanager
 def _context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    if not has_descriptors(_FREE_DESCRIPTORS):
+    if not has_descriptors(OF_A_LINK):
         raise StartupError("too few file descriptors are left for the links to other machines: raise `ulimit -n`")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:

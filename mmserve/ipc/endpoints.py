@@ -79,6 +79,11 @@ class Endpoints:
         return self.run_dir / "cache.calls"
 
     @property
+    def cache_holdings(self) -> str:
+        """Where the cache server tells the router which embeddings it has, with ``--reports-endpoint``."""
+        return self._ipc("cache-holdings")
+
+    @property
     def cache_http(self) -> Path:
         """Unix socket of the cache server's HTTP page, with ``--enable-admin``: what is in the arena."""
         return self.run_dir / "cache.http"

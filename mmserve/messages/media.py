@@ -69,6 +69,11 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     """Content key of the image, which names it to others (--kv-events-endpoint)."""
 
 
+def short_key(key: bytes) -> int:
+    """The first 64 bits of a content key, which tell pictures apart well enough for what is only a hint."""
+    return int.from_bytes(key[:8], "big")
+
+
 def end_beside_images(spans: Iterable[MediaSpan], start: int, end: int) -> int:
     """Where a chunk [start, end) of a prompt ends if it may not end inside a span: before that span, or after it if the
     chunk begins inside it or where it begins."""

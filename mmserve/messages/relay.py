@@ -19,6 +19,7 @@ import msgspec
 from mmserve.messages.reply import FinishReason
 
 RELAY_HEADER = "x-mmserve-relay"
+BEGINNING_NBYTES, NAME_NBYTES = 512, 16
 _COMMENT = b": mmserve "
 _END = b"\n\n"
 GIVEN_UP = b": mmserve-given-up" + _END
@@ -49,9 +50,12 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_s: int
     body_nbytes: int
     num_events: int = 0
-    pictures: tuple[int, ...] = ()
-    """The front's names of the request's pictures, and of the beginnings of its text."""
+    pictures: tuple[tuple[int, int], ...] = ()
+    """The front's names of the request's pictures in their order, each with the bytes of text before it."""
     blocks: tuple[int, ...] = ()
+    """Its names of the text's first BEGINNING_NBYTES bytes, of the first twice as many, and so on. In the text, each
+    picture of the body is NAME_NBYTES long, and one that is fetched as long as its URL."""
+    text_nbytes: int = 0
 
 
 class Forged(Exception):

@@ -39,9 +39,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """How long its pictures waited for room in the arena."""
     attempt: int = 0
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
-    pictures: tuple[int, ...] = ()
-    """A front's names of the request's pictures, and of the beginnings of its text (``cluster/scale/reports``)."""
-    blocks: tuple[int, ...] = ()
+    pictures: tuple[tuple[int, int], ...] = ()
+    """A front's names of the request's pictures (``cluster/scale/reports``), each with the picture's ``short_key``."""
+    beginnings: tuple[tuple[int, int], ...] = ()
+    """A front's names of beginnings of the prompt, each with about how many tokens it has, the shortest first."""
     num_deaths: int = 0
     """How often the engine has died while computing it, since its last token. From SUSPECT_FROM on, it may be why."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -22,11 +23,14 @@ from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.router.encoder_links import EncoderLinks
 from mmserve.router.engine_client import EngineClient
 from mmserve.router.inbox import Inbox
-from mmserve.router.kv_cache.listener import CacheListener
+from mmserve.router.kv_cache.listener import CacheListener, Listeners
 from mmserve.router.kv_events.feed import EventFeed
 from mmserve.router.kv_events.recorder import BlockRecorder
 from mmserve.router.output import OutputSender
+from mmserve.router.reports.arena_link import ArenaLink
 from mmserve.router.reports.feed import ReportFeed
+from mmserve.router.reports.held_beginnings import HeldBeginnings
+from mmserve.router.reports.held_pictures import HeldPictures
 from mmserve.router.reports.publisher import ReportPublisher
 from mmserve.router.reports.reporter import Reporter
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -52,15 +56,19 @@ def run(process: Process) -> None:
         publisher = stack.enter_context(_publisher(config)) if config.kv_events_endpoint is not None else None
         ready = engine.wait_ready()
         feed = None if publisher is None else _feed(process, publisher, ready.block_tokens)
-        scheduler = _scheduler(deployment, ready, metrics, None if feed is None else feed.recorder)
+        epoch = secrets.randbits(62)
+        beginnings = None if config.reports_endpoint is None else HeldBeginnings(epoch)
+        listeners: list[CacheListener | None] = [None if feed is None else feed.recorder, beginnings]
+        scheduler = _scheduler(deployment, ready, metrics, [each for each in listeners if each is not None])
         metrics.add("cache_config_info", 1, str(ready.block_tokens), str(ready.num_blocks))
         process.ready({"kv_blocks": ready.num_blocks, "kv_tokens": ready.num_blocks * ready.block_tokens})
         depth = 2 if deployment.overlaps else 1
         inbox, faults = Inbox(receiver), process.fault_point()
-        kv_tokens = ready.num_blocks * ready.block_tokens
         reports = None
-        if config.reports_endpoint is not None:
-            reports = _reports(deployment, stack.enter_context(_report_publisher(config)), kv_tokens)
+        if beginnings is not None:
+            reporter = Reporter(config.max_num_seqs, HeldPictures(epoch), beginnings, scheduler.kv)
+            arena = stack.enter_context(ArenaLink(endpoints))
+            reports = ReportFeed(stack.enter_context(_report_publisher(config)), arena, reporter)
         serve(inbox, scheduler, engine, encoders, output, metrics, heartbeat, faults, depth, feed, reports)
 
 
@@ -156,14 +164,8 @@ def _report_publisher(config: Config) -> ReportPublisher:
     return ReportPublisher(config.reports_endpoint, cluster_key.read(Path(config.cluster_key_file)))
 
 
-def _reports(deployment: Deployment, publisher: ReportPublisher, kv_tokens: int) -> ReportFeed:
-    """Tells that nothing is held, as after every start."""
-    epoch = secrets.randbits(62)
-    return ReportFeed(publisher, Reporter(deployment.config.max_num_seqs, deployment.arena_nbytes, kv_tokens, epoch))
-
-
 def _scheduler(
-    deployment: Deployment, ready: RankReady, metrics: MetricsClient, listener: CacheListener | None = None
+    deployment: Deployment, ready: RankReady, metrics: MetricsClient, listeners: Sequence[CacheListener] = ()
 ) -> Scheduler:
     """A scheduler for the KV cache that the ranks have allocated."""
     config = SchedulerConfig(
@@ -181,7 +183,7 @@ def _scheduler(
         block_tokens=ready.block_tokens,
         now=time.monotonic,
         record=metrics.add,
-        listener=listener,
+        listener=Listeners(listeners) if listeners else None,
     )
     scheduler.observe_chunk(ready.chunk_tokens, ready.chunk_s)
     return scheduler

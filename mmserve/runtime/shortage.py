@@ -22,6 +22,9 @@ _MISSING = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "disk space"),
 }
 _RETRY_AFTER_S = 2.0
+OF_A_LINK = 32
+"""Descriptors that must be free before a ZeroMQ context or a socket for several peers is made: libzmq ends the process
+where it lacks one."""
 
 
 def shortage_of(error: BaseException) -> Shortage | None:

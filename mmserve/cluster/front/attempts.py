@@ -185,8 +185,9 @@ class _Attempt:
             created_s=request.created_s,
             body_nbytes=len(request.body),
             num_events=progress.num_events,
-            pictures=request.want.pictures,
+            pictures=request.want.places,
             blocks=request.want.blocks,
+            text_nbytes=request.want.text_nbytes,
         )
         tail = progress.sampled.tail()
         return [(RELAY_HEADER.encode(), sealed(relay, tail, self._shared.secret).encode())], tail

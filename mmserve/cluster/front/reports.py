@@ -14,10 +14,13 @@ import zmq.asyncio
 from mmserve.cluster.scale.reports import Holdings, Load, decoded
 from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.ipc.curve import use_key
+from mmserve.ipc.snapshots import ask
 from mmserve.runtime.logs.seldom import Seldom
 
 _UNREAD_REPORTS = 100
 _RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2000
+_ASK_S = 1.0
+"""Between two questions for a snapshot. Until one has come, each report says again that something is missing."""
 logger = logging.getLogger(__name__)
 
 
@@ -66,18 +69,23 @@ class ReportListener:
             use_key(socket, self._key)
             socket.subscribe(b"")
             socket.connect(endpoint)
+            asked_s = float("-inf")
             while True:
-                self._take(replica, await socket.recv())
+                now_s, is_known = time.monotonic(), self._take(replica, await socket.recv())
+                if not is_known and now_s - asked_s >= _ASK_S:
+                    asked_s = now_s
+                    ask(socket)
         finally:
             socket.close(linger=0)
 
-    def _take(self, replica: str, data: bytes) -> None:
+    def _take(self, replica: str, data: bytes) -> bool:
+        """False if something was missed."""
         try:
             report = decoded(data)
         except msgspec.DecodeError as error:
             if self._seldom.is_due(replica):
                 logger.warning("a report of %s was not understood and is ignored: %s", replica, error)
-            return
+            return True
         self._cluster.load(replica, report.load, time.monotonic())
-        for holdings in report.holdings:
-            self._cluster.hold(replica, holdings)  # after a gap the next snapshot helps
+        missed = [holdings for holdings in report.holdings if not self._cluster.hold(replica, holdings)]
+        return not missed

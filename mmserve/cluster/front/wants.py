@@ -1,9 +1,9 @@
 """What a request needs, from its body: names of its pictures and of the beginnings of its text.
 
 A picture's name is a hash of its bytes and of the request's ``cache_salt`` (``content``); of one that the replica
-fetches, of its URL. Names are equal in all fronts that share the secret. The replica is told them with the request and
-reports them as held. Text is named by hashes of its first 512 bytes, its first 1,024, and so on, as it stands in the
-JSON, with names in place of pictures: a conversation's next request begins with the same bytes.
+fetches, of its URL. Names are equal in all fronts that share the secret. The replica is told them with the request, and
+reports them while it holds what they are of. Text is named by hashes of its first 512 bytes, its first 1,024, and so
+on, as it stands in the JSON, with names in place of pictures: a conversation's next request begins with the same bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from mmserve.cluster.front.content import ContentNamer
 from mmserve.cluster.scale.policy import Want
 from mmserve.httpserver.media.split_media import MARK, split_media
+from mmserve.messages.relay import BEGINNING_NBYTES, NAME_NBYTES
 
-_BLOCK_NBYTES = 512
 _MAX_BLOCKS = 128
 _NBYTES_A_TOKEN = 4
 _MIN_PICTURE_NCHARS = 80
@@ -39,32 +39,43 @@ class Namer:
     async def want(self, body: bytes | bytearray) -> Want:
         """Of a request with this body. What cannot be found in it, as in no JSON, is not named."""
         rest, urls = split_media(body, min_nbytes=_MIN_PICTURE_NCHARS)
-        num_tokens = len(rest) // _NBYTES_A_TOKEN
         text = bytes(rest[:_LOOKED_THROUGH_NBYTES])
         salt = found[1] if (found := _SALT.search(text)) else b""
         marks = [*urls][:_MAX_PICTURES]
         named = await self._contents.names(salt, [urls[mark].data for mark in marks])
-        names = dict(zip(marks, named, strict=True))
-        fetched = [self._contents.name(salt, each[1].replace(b"\\/", b"/")) for each in _URL.finditer(text)]
-        pictures = tuple(dict.fromkeys([*named, *fetched]))[:_MAX_PICTURES]
-        blocks = self._blocks(_until_unnamed(_with_names(text, names)), salt)
-        return Want(pictures, blocks, num_tokens, _BLOCK_NBYTES // _NBYTES_A_TOKEN)
-
-    def _blocks(self, text: bytes, salt: bytes) -> tuple[int, ...]:
+        text, places = _with_names(text, dict(zip(marks, named, strict=True)))
+        for each in _URL.finditer(text):
+            places.append((self._contents.name(salt, each[1].replace(b"\\/", b"/")), each.start()))
+        places.sort(key=lambda place: place[1])
         start = found.start() if (found := _START.search(text)) else 0
+        return Want(
+            tuple(dict.fromkeys(name for name, _ in places))[:_MAX_PICTURES],
+            self._blocks(text, start, salt),
+            len(rest) // _NBYTES_A_TOKEN,
+            BEGINNING_NBYTES // _NBYTES_A_TOKEN,
+            tuple((name, max(0, at - start)) for name, at in places)[:_MAX_PICTURES],
+            len(rest) - start - sum(len(mark) - NAME_NBYTES for mark in marks),
+        )
+
+    def _blocks(self, text: bytes, start: int, salt: bytes) -> tuple[int, ...]:
         digest = self._contents.digest(salt)
         blocks = []
-        end = min(len(text) - _BLOCK_NBYTES + 1, start + _MAX_BLOCKS * _BLOCK_NBYTES)
-        for at in range(start, end, _BLOCK_NBYTES):
-            digest.update(text[at : at + _BLOCK_NBYTES])
+        end = min(len(text) - BEGINNING_NBYTES + 1, start + _MAX_BLOCKS * BEGINNING_NBYTES)
+        for at in range(start, end, BEGINNING_NBYTES):
+            digest.update(text[at : at + BEGINNING_NBYTES])
             blocks.append(digest.intdigest())
         return tuple(blocks)
 
 
-def _with_names(text: bytes, names: Mapping[str, int]) -> bytes:
-    return MARK.sub(lambda mark: b"%016x" % names[mark[0].decode()] if mark[0].decode() in names else mark[0], text)
-
-
-def _until_unnamed(text: bytes) -> bytes:
-    """What follows a picture without a name would have the same name after any other picture."""
-    return text[: found.start()] if (found := MARK.search(text)) else text
+def _with_names(text: bytes, names: Mapping[str, int]) -> tuple[bytes, list[tuple[int, int]]]:
+    """The text with names in place of pictures, and where each stands. It ends before a picture without a name: what
+    follows that would have the same name after any other picture."""
+    named, places, after = bytearray(), list[tuple[int, int]](), 0
+    for mark in MARK.finditer(text):
+        named += text[after : mark.start()]
+        if (name := names.get(mark[0].decode())) is None:
+            return bytes(named), places
+        places.append((name, len(named)))
+        named += b"%0*x" % (NAME_NBYTES, name)
+        after = mark.end()
+    return bytes(named + text[after:]), places

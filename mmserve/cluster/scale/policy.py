@@ -43,6 +43,11 @@ class Want(NamedTuple):
     blocks: tuple[int, ...] = ()
     tokens: int = 0
     block_tokens: int = 16
+    places: tuple[tuple[int, int], ...] = ()
+    """Each picture in the order of the text, also one that comes again, and how many bytes of the text stand before it.
+    For the replica."""
+    text_nbytes: int = 0
+    """Of the whole text. For the replica."""
 
 
 class Choice(NamedTuple):
@@ -156,7 +161,7 @@ class Policy:
         self, replicas: Collection[str], want: Want, holders: list[list[str]], deepest: _Deepest, owner: str
     ) -> list[_Scored]:
         scored: list[_Scored] = []
-        pictures, blocks, tokens, block_tokens = want
+        pictures, blocks, tokens, block_tokens = want[:4]
         expected = [self.expected.replicas(name) for name in pictures] if self.expected else []
         for replica in replicas:
             load = self.loads[replica]

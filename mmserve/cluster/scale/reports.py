@@ -1,7 +1,7 @@
 """What a replica tells a front: what it holds, and how loaded it is. Structs only.
 
 Names are 64 bits that a front gives to pictures and to the beginnings of texts (``front/wants``). A replica learns them
-with the requests, so it reports only what fronts have sent.
+with the requests, so it reports only what fronts have sent, and what its caches have told it that they hold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Kind = Literal["pictures", "blocks"]
 
 
 class Holdings(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Names that came and went since report ``number`` - 1 of the same kind and ``epoch``.
+    """Names that came and went since report ``number`` - 1 of the same kind and ``epoch``; perhaps none.
 
     ``snapshot``: ``added`` is all that is held. ``epoch`` is another one when the replica has started again and holds
     nothing.
@@ -56,9 +56,10 @@ class Report(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Report)
+HOLDINGS = msgspec.msgpack.Decoder(Holdings)
 
 
-def encoded(report: Report) -> bytes:
+def encoded(report: Report | Holdings) -> bytes:
     """As it is sent."""
     return _encoder.encode(report)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from mmserve.httpserver.call import GenerateCall, Prompt
+from mmserve.httpserver.request.named import NOTHING, named_in
 from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import ContextLengthExceeded, quoted
@@ -33,7 +34,7 @@ def _of_prompt(
     """The sequences of one prompt's choices. ``first``: index of the first of them."""
     sampling = _with_token_limits(call, len(prompt.ids), max_model_len)
     prompt_ids = prompt.ids.tobytes()
-    relay = None if call.relayed is None else call.relayed.relay
+    named = NOTHING if call.relayed is None or first else named_in(call.relayed.relay, prompt)
     return [
         GenerateRequest(
             id=choice_id(call.request_id, first + index),
@@ -50,8 +51,8 @@ def _of_prompt(
             priority=call.priority,
             arrival_s=call.arrival_s,
             arena_s=arena_s,
-            pictures=relay.pictures if relay is not None and not first + index else (),
-            blocks=relay.blocks if relay is not None and not first + index else (),
+            pictures=() if index else named.pictures,
+            beginnings=() if index else named.beginnings,
         )
         for index in range(call.n)
     ]

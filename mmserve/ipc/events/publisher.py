@@ -20,15 +20,13 @@ import zmq
 from mmserve.ipc.events.numbers import END_OF_REPLAY, number_bytes, number_of
 from mmserve.ipc.events.replay_buffer import MAX_BATCHES, ReplayBuffer
 from mmserve.runtime.errors import StartupError
-from mmserve.runtime.shortage import has_descriptors
+from mmserve.runtime.shortage import OF_A_LINK, has_descriptors
 
 _UNREAD_BATCHES = 1000
 """For each subscriber; a batch has the events of one step."""
 _QUEUED_BATCHES = 1000
 """On the way to the thread."""
 _MAX_REQUEST_NBYTES = 1024
-_FREE_DESCRIPTORS = 32
-"""libzmq ends the process where it lacks one."""
 logger = logging.getLogger(__name__)
 
 
@@ -40,7 +38,7 @@ class Publisher:
         self, endpoint: str, replay_endpoint: str | None, topic: str, buffer_nbytes: int, *, what: str = "KV"
     ) -> None:
         """Raises StartupError if an endpoint is taken, or no address of this machine."""
-        if not has_descriptors(_FREE_DESCRIPTORS):
+        if not has_descriptors(OF_A_LINK):
             raise StartupError(f"too few file descriptors are left for {what} events: raise `ulimit -n`")
         self._what = what
         self._topic = topic.encode()

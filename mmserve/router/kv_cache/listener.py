@@ -20,3 +20,20 @@ class CacheListener(Protocol):
 
     def removed(self, node: Node) -> None:
         """A block has left the cache. Partial blocks leave it too, which were never reported as stored."""
+
+
+class Listeners:
+    """A CacheListener that tells several."""
+
+    def __init__(self, listeners: Sequence[CacheListener]) -> None:
+        self._listeners = listeners
+
+    def stored(self, nodes: Sequence[Node], index: int, spans: tuple[MediaSpan, ...], salt: str) -> None:
+        """See CacheListener."""
+        for each in self._listeners:
+            each.stored(nodes, index, spans, salt)
+
+    def removed(self, node: Node) -> None:
+        """See CacheListener."""
+        for each in self._listeners:
+            each.removed(node)

@@ -114,6 +114,10 @@ class KvCacheManager:
         source, num_copied = self._tree.find_partial_match(parent, rest) or (-1, 0)
         return PrefixMatch(nodes, end + num_copied, source, num_copied, salt)
 
+    def cached_blocks(self, tokens: array[int], salt: str) -> list[Node]:
+        """Of the first full blocks of these tokens, those that are cached now."""
+        return self._tree.match(self._tree.root_of(salt), tokens, len(tokens) // self.block_tokens)
+
     def num_unreferenced(self, nodes: list[Node]) -> int:
         """How many of the nodes' blocks no sequence uses."""
         return sum(self._pool.ref_count(node.block) == 0 for node in nodes)

@@ -1,4 +1,4 @@
-"""The socket of a server's reports: PUB over TCP, for fronts with the same cluster key."""
+"""The socket of a server's reports: XPUB over TCP, for fronts with the same cluster key."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import zmq
 
 from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.ipc.curve import publishing
+from mmserve.ipc.snapshots import is_asked
 
 _UNREAD_REPORTS = 100
 """For each front; then it misses some, which it notices."""
@@ -31,6 +32,10 @@ class ReportPublisher:
     def endpoint(self) -> str:
         """Where it is bound."""
         return str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def is_asked(self) -> bool:
+        """True if a front has come, or has missed something, since the last call."""
+        return is_asked(self._socket)
 
     def publish(self, data: bytes) -> None:
         """To all fronts that are connected."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
+from typing import Protocol
 
 from mmserve.cluster.scale.reports import Load, Report
 from mmserve.messages.reply import SequenceStages, TokenReply
 from mmserve.messages.request import EngineInbound, GenerateRequest, WorkerDied
-from mmserve.router.reports.held_names import HeldNames
+from mmserve.router.kv_cache.prefix_cache import Node
+from mmserve.router.reports.held_beginnings import HeldBeginnings
+from mmserve.router.reports.held_pictures import HeldPictures
 
-_SNAPSHOT_EVERY = 20
-"""Reports: a front that has missed one, or has just come, waits this long."""
 _AVERAGE_WEIGHT = 0.1
 _FADES_TO = 0.95
 """At each report: how long requests waited for room says nothing once none comes."""
@@ -26,20 +28,27 @@ class _Average:
         self.value += (sample - self.value) * (_AVERAGE_WEIGHT if self.value else 1.0)
 
 
-class Reporter:
-    """``slots``: sequences computed at once; ``arena_nbytes`` and ``kv_tokens``: sizes of the caches; ``epoch``:
-    another one at each start."""
+class PrefixCache(Protocol):
+    """Implemented by kv_cache.manager.KvCacheManager."""
 
-    def __init__(self, slots: int, arena_nbytes: int, kv_tokens: int, epoch: int) -> None:
+    block_tokens: int
+
+    def cached_blocks(self, tokens: array[int], salt: str) -> list[Node]: ...
+
+
+class Reporter:
+    """``slots``: sequences computed at once; ``beginnings`` listens to ``kv``."""
+
+    def __init__(self, slots: int, pictures: HeldPictures, beginnings: HeldBeginnings, kv: PrefixCache) -> None:
+        self.pictures = pictures
         self._slots = slots
-        self._pictures = HeldNames("pictures", arena_nbytes, epoch)
-        self._blocks = HeldNames("blocks", kv_tokens, epoch)
+        self._beginnings = beginnings
+        self._kv = kv
         self._live: dict[str, GenerateRequest] = {}
         self._unanswered: dict[str, int] = {}
         """Pictures to encode, by id of a request that has no token yet."""
         self._died: dict[int, WorkerDied] = {}
         """HTTP worker -> its last death."""
-        self._num_reports = 0
         self._request_s, self._encode_s, self._prefill_s = _Average(), _Average(), _Average()
         self._arena_s = _Average()
 
@@ -50,13 +59,14 @@ class Reporter:
                 self._worker_died(message)
             elif isinstance(message, GenerateRequest) and not (message.look_up or self._is_orphan(message)):
                 self._live[message.id] = message
-                self._unanswered[message.id] = self._pictures.missing(message.pictures)
+                self._unanswered[message.id] = _num_to_encode(message)
+                self.pictures.named(message.pictures)
                 if message.spans and not message.attempt:
                     self._arena_s.add(message.arena_s)
 
     def replied(self, replies: Iterable[tuple[int, TokenReply | SequenceStages]]) -> None:
-        """The router sends these. With the first token of a request its prompt is held, and its pictures are; with its
-        end if it has no token."""
+        """The router sends these. With the first token of a request its prompt is held; with its end if it has no
+        token."""
         for _, reply in replies:
             if not isinstance(reply, TokenReply):
                 continue
@@ -67,10 +77,8 @@ class Reporter:
             if reply.finish is not None:
                 self._ended(request, reply)
 
-    def report(self, num_waiting: int, num_running: int) -> Report:
-        """The next report. Of the scheduler: sequences that wait, and that run."""
-        snapshot = self._num_reports % _SNAPSHOT_EVERY == 0
-        self._num_reports += 1
+    def report(self, num_waiting: int, num_running: int, *, snapshot: bool = False) -> Report:
+        """The next report. Of the scheduler: sequences that wait, and that run. ``snapshot``: with all that is held."""
         request_s = self._request_s.value / self._slots
         self._arena_s.value *= _FADES_TO
         load = Load(
@@ -82,8 +90,8 @@ class Reporter:
             encode_s=self._encode_s.value,
             prefill_s=self._prefill_s.value,
         )
-        changes = (self._pictures.changes(snapshot=snapshot), self._blocks.changes(snapshot=snapshot))
-        return Report(load, tuple(each for each in changes if each is not None))
+        held = self.pictures.announced, self._beginnings.announced
+        return Report(load, tuple(each.report(snapshot=snapshot) for each in held))
 
     def _worker_died(self, died: WorkerDied) -> None:
         """Its requests get no reply, so nothing else would end them here."""
@@ -98,13 +106,10 @@ class Reporter:
         return died is not None and died.concerns(request)
 
     def _hold(self, request: GenerateRequest) -> None:
-        tokens = len(request.prompt_ids) // _TOKEN_NBYTES
-        extents = {span.item_id: span.embed.nbytes for span in request.spans}
-        pictures: tuple[int | str, ...] = request.pictures or tuple(str(item) for item in extents)
-        self._pictures.use(pictures, sum(extents.values()) / max(1, len(pictures)))
-        # Backwards: the end of a prompt is forgotten first, as in the prefix cache.
-        blocks: tuple[int | str, ...] = request.blocks[::-1] or (request.id,)
-        self._blocks.use(blocks, tokens / len(blocks))
+        if beginnings := request.beginnings:
+            tokens = array("q", request.prompt_ids[: beginnings[-1][1] * _TOKEN_NBYTES])
+            nodes = self._kv.cached_blocks(tokens, request.cache_salt)
+            self._beginnings.hold(beginnings, nodes, self._kv.block_tokens)
 
     def _ended(self, request: GenerateRequest, reply: TokenReply) -> None:
         del self._live[request.id]
@@ -113,9 +118,14 @@ class Reporter:
         if reply.finish not in _COMPUTED or not times:
             return
         self._request_s.add(times.get("prefill", 0.0) + times.get("decode", 0.0))
-        num_pictures = len({span.item_id for span in request.spans if span.data is not None})
+        num_pictures = _num_to_encode(request)
         if num_pictures and (encode_s := times.get("image_decode", 0.0) + times.get("encode", 0.0)):
             self._encode_s.add(encode_s / num_pictures)
         num_computed = len(request.prompt_ids) // _TOKEN_NBYTES - reply.num_cached_tokens
         if num_computed > 0 and (prefill_s := times.get("prefill", 0.0)):
             self._prefill_s.add(prefill_s / num_computed)
+
+
+def _num_to_encode(request: GenerateRequest) -> int:
+    """Of its pictures, those whose embeddings were not in the arena when it was made."""
+    return len({span.item_id for span in request.spans if span.data is not None})

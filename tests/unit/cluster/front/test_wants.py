@@ -115,3 +115,23 @@ def test_any_body_is_answered(body: bytes) -> None:
     want = _want(body)
     assert want.blocks == ()
     assert want.tokens <= 200
+
+
+def test_places_of_pictures_are_told_in_their_order_also_of_one_that_comes_again() -> None:
+    body = b'{"model": "m", "messages": ["%s", {"url": "https://a/b.png"}, "%s"]}' % ((_PICTURE.encode(),) * 2)
+    want = _want(body)
+    first, fetched, again = want.places
+    assert first[0] == again[0]
+    assert want.pictures == (first[0], fetched[0])
+    before = len(b'"messages": ["')
+    assert first[1] == before
+    assert fetched[1] == before + 16 + len(b'", {')
+    assert again[1] == fetched[1] + len(b'"url": "https://a/b.png"}, "')
+    assert want.text_nbytes == again[1] + 16 + len(b'"]}')
+
+
+def test_pictures_beyond_the_most_that_are_named_have_no_place() -> None:
+    want = _want(
+        _body("x", pictures=tuple("data:image/png;base64," + "A" * (100 + 4 * number) for number in range(300)))
+    )
+    assert len(want.places) == 256
