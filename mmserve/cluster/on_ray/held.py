@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from mmserve.cluster.scale.cluster import Cluster
@@ -10,12 +11,15 @@ from mmserve.cluster.scale.reports import Holdings, Load
 
 _OLD_S = 5.0
 """A younger request may be on its way to the server, which does not know of it."""
+_LONGEST_S = 600.0
+"""As long as a server that is to end waits for its answers. A longer one goes on, and Ray no longer counts it."""
 
 
 class Held:
-    """Used from one event loop."""
+    """Used from one event loop. ``longest_s``: a front that has died ends nothing, and its server may never be idle."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = _LONGEST_S) -> None:
+        self._longest_s = longest_s
         self._ends: dict[asyncio.Future[None], float] = {}
         """When each began."""
 
@@ -23,11 +27,13 @@ class Held:
         return len(self._ends)
 
     async def until_over(self, now_s: float) -> None:
-        """Wait until cancelled, or until the server has no request any more."""
+        """Wait until cancelled, until the server has no request any more, or for the longest time."""
         end = asyncio.get_running_loop().create_future()
         self._ends[end] = now_s
         try:
-            await end
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._longest_s):
+                    await end
         finally:
             del self._ends[end]
 

@@ -107,6 +107,7 @@ class Cluster:
         if now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self._forget_old(now_s)
+        self._expected.forget_old(now_s)
         avoid = {*exclude, *self._suspects.avoided(now_s)}
         return avoid, self._in_flight / len(self._replicas) if self._replicas else None
 

@@ -30,7 +30,6 @@ class Expected:
 
     def add(self, replica: str, names: Iterable[int], now_s: float) -> None:
         """They were sent there. Those that are expected there already stay so no longer than they would have."""
-        self._forget_old(now_s)
         until_s = now_s + _FORGOTTEN_S
         for name in names:
             if self._replicas.setdefault(name, {}).setdefault(replica, until_s) == until_s:
@@ -46,7 +45,8 @@ class Expected:
         for name in [name for name, found in self._replicas.items() if replica in found]:
             self._drop(replica, name)
 
-    def _forget_old(self, now_s: float) -> None:
+    def forget_old(self, now_s: float) -> None:
+        """To be called before each decision: what was expected for long is not expected any more."""
         while self._in_order and self._in_order[0][0] <= now_s:
             until_s, replica, name = self._in_order.popleft()
             if self._replicas.get(name, {}).get(replica) == until_s:

@@ -33,6 +33,15 @@ def test_a_request_that_nobody_ends_is_over_when_the_server_has_none() -> None:
     asyncio.run(test())
 
 
+def test_a_request_that_nobody_ends_at_a_server_that_is_never_idle_is_over_after_the_longest_time() -> None:
+    async def test() -> None:
+        held = Held(longest_s=0.0)
+        await held.until_over(0.0)
+        assert len(held) == 0
+
+    asyncio.run(test())
+
+
 def test_the_end_of_a_cancelled_request_is_waited_for() -> None:
     async def test() -> None:
         ended, failed, late = (asyncio.get_running_loop().create_future() for _ in range(3))
