@@ -46,6 +46,13 @@ def load_api_keys(config: Config) -> tuple[ApiKey, ...]:
     return tuple(keys)
 
 
+def has_tenants(config: Config) -> bool:
+    """True if each key has caches of its own. Raises StartupError."""
+    if config.caches_by_key is not None:
+        return config.caches_by_key
+    return sum("api" in key.areas for key in load_api_keys(config)) > 1
+
+
 def _read(path: Path) -> list[ApiKey]:
     try:
         lines = path.read_text().splitlines()

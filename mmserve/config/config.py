@@ -59,6 +59,13 @@ class Config(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         field("http", "file with one 'NAME KEY' or 'NAME KEY api,metrics,admin' a line: a key for each client"),
     ] = None
+    caches_by_key: Annotated[
+        bool | None,
+        field(
+            "http",
+            "each API key has cached pictures and prompts of its own; default: if several keys may ask for answers",
+        ),
+    ] = None
     allowed_hosts: Annotated[
         tuple[str, ...],
         field("http", "names in the Host header besides localhost and --host; checked without API keys; *: any"),

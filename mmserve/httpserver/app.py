@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -17,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.config.api_keys import load_api_keys
+from mmserve.config.resolved.facts import digest_of
 from mmserve.httpserver.api.admin.alloc import alloc_routes
 from mmserve.httpserver.api.admin.operations import operation_routes
 from mmserve.httpserver.api.admin.state import state_routes
@@ -52,6 +54,7 @@ from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.webui.files import WebFiles
 from mmserve.httpserver.webui.routes import asset_routes, dashboard_route
 from mmserve.ipc import cluster_key
+from mmserve.messages.relay import BY_KEY
 from mmserve.messages.request import MAX_PRIORITY
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
@@ -143,25 +146,29 @@ def _generate_endpoint(context: WorkerContext, protocol: Protocol[ParsedRequest]
     config = context.deployment.config
     limit_nbytes = int(config.max_body_mb * MIB)
     secret = None if config.cluster_key_file is None else cluster_key.read(Path(config.cluster_key_file)).fronts
+    numbers = digest_of(context.deployment.text_facts)
+    server = f"{numbers} {BY_KEY if context.tenants.are_apart else ''}".encode()
 
     async def generate(request: Request) -> Response:
         arrival_s = time.monotonic()
         async with AsyncExitStack() as unowned:
             resources = context.admit_request()
             unowned.callback(resources.release)
-            body, relayed = take_relay(request, await read_body(request, limit_nbytes, resources), secret)
+            state = request.scope["state"]
+            body, relayed = take_relay(request, await read_body(request, limit_nbytes, resources), secret, numbers)
             parsed = await parse_request(protocol, body, context.model, arrival_s)
             del body
-            state = request.scope["state"]
             owner = state["key"]
+            if relayed is not None:
+                state["server"] = server
+                parsed = dataclasses.replace(parsed, call=replace(parsed.call, relayed=relayed))
             if protocol.complete is not None:
                 parsed = await protocol.complete(parsed, context.responses, owner, resources)
             if parsed.drop is not None:
                 unowned.push_async_callback(parsed.drop)
             call, send_answer, respond = parsed.call, parsed.send_answer, parsed.respond
-            call = decode_small_images(replace(call, owner=owner, http_request_id=state["request_id"]))
-            if relayed is not None:
-                call = replace(call, relayed=relayed)
+            call = context.tenants.own(replace(call, http_request_id=state["request_id"]), owner)
+            call = decode_small_images(call)
             if state.get(IN_BACKGROUND):
                 call = replace(call, priority=MAX_PRIORITY)
             del parsed

@@ -122,7 +122,7 @@ class GenerateCall(msgspec.Struct, frozen=True):
     http_request_id: str = ""
     """The id in the headers of the response, which errors repeat."""
     owner: str = ""
-    """Name of the client's API key. Names of images are known to their owner alone."""
+    """Name of the client's API key (``request/tenants``). Names of images are known to their owner alone."""
     grammar_param: str = ""
     """The field that ``sampling.grammar`` comes from."""
     fit_output: bool = False

@@ -36,6 +36,7 @@ from mmserve.httpserver.request.otlp_export import TraceExport
 from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTasks
+from mmserve.httpserver.request.tenants import Tenants
 from mmserve.httpserver.request.trace import each_of, log_trace
 from mmserve.httpserver.response_store.runs import BackgroundRuns
 from mmserve.httpserver.response_store.store import ResponseStore
@@ -68,6 +69,7 @@ class WorkerContext:
     request_tasks: RequestTasks
     in_flight: RequestsInFlight
     path: RequestPath
+    tenants: Tenants
     alloc_paths: AllocPaths
     metrics: MetricsClient
     body_memory: Reservations
@@ -132,6 +134,7 @@ async def open_worker(
         request_tasks=request_tasks,
         in_flight=RequestsInFlight(process.index, request_tasks, dispatcher, links),
         path=path,
+        tenants=Tenants(deployment.config, deployment.hash_seed),
         alloc_paths=services.alloc_paths,
         metrics=metrics,
         body_memory=body_memory,

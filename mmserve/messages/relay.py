@@ -19,6 +19,10 @@ import msgspec
 from mmserve.messages.reply import FinishReason
 
 RELAY_HEADER = "x-mmserve-relay"
+SERVER_HEADER = "x-mmserve-server"
+"""With an answer to a front: the digest of what decides about its text (``text_facts_of``), and BY_KEY if each API key
+has caches of its own."""
+BY_KEY = "by-key"
 BEGINNING_NBYTES, NAME_NBYTES = 512, 16
 _COMMENT = b": mmserve "
 _END = b"\n\n"
@@ -56,6 +60,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its names of the text's first BEGINNING_NBYTES bytes, of the first twice as many, and so on. In the text, each
     picture of the body is NAME_NBYTES long, and one that is fetched as long as its URL."""
     text_nbytes: int = 0
+    numbers: str = ""
+    """With tokens so far: the digest of the replica that they are from."""
 
 
 class Forged(Exception):

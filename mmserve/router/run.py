@@ -66,7 +66,8 @@ def run(process: Process) -> None:
         inbox, faults = Inbox(receiver), process.fault_point()
         reports = None
         if beginnings is not None:
-            reporter = Reporter(config.max_num_seqs, HeldPictures(epoch), beginnings, scheduler.kv)
+            pictures = HeldPictures(epoch)
+            reporter = Reporter(config.max_num_seqs, pictures, beginnings, scheduler.kv, deployment.text_facts)
             arena = stack.enter_context(ArenaLink(endpoints))
             reports = ReportFeed(stack.enter_context(_report_publisher(config)), arena, reporter)
         serve(inbox, scheduler, engine, encoders, output, metrics, heartbeat, faults, depth, feed, reports)

@@ -164,6 +164,13 @@ class TooLarge(MmserveError):
     kind = "request_too_large"
 
 
+class Misdirected(MmserveError):
+    """Another server can answer the request, this one cannot."""
+
+    status = 421
+    kind = "misdirected_request"
+
+
 class Overloaded(MmserveError):
     """The queue is full; the client may retry after ``retry_after_s``."""
 

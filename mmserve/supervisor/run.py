@@ -14,10 +14,12 @@ from types import FrameType
 from typing import NoReturn
 
 import setproctitle
+from msgspec.structs import replace
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
+from mmserve.config.resolved.facts import text_facts_of
 from mmserve.ipc import cluster_key
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.logs import log
@@ -100,6 +102,8 @@ def _supervise(
         draft=find_draft(config, model),
         shared_seed=None if key is None else key.hash_seed,
     )
+    if key is not None:
+        deployment = replace(deployment, text_facts=text_facts_of(deployment, found.processor(deployment)))
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
     if config.fault_injection:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.cluster.front.run import Front, FrontOptions
 from mmserve.ipc.cluster_key import ClusterKey
-from mmserve.messages.relay import GIVEN_UP, RELAY_HEADER, Relay, Sampled, comment, opened
+from mmserve.messages.relay import BY_KEY, GIVEN_UP, RELAY_HEADER, SERVER_HEADER, Relay, Sampled, comment, opened
 from tests.fakes.http_server import serving
 
 KEY = ClusterKey.of(bytes(32))
@@ -39,6 +39,9 @@ class FakeReplica:
     """In place of dying."""
     damages: bool = False
     """In place of dying: a comment that is none, which says what would not be believed."""
+    numbers: str = ""
+    """Digest of what decides about its text."""
+    caches_by_key: bool = False
     status: int = 200
     refuses: int | None = None
     """Requests that get that status; None: all."""
@@ -70,6 +73,8 @@ class FakeReplica:
                 scope, receive, send
             )
         relay, sampled = opened(header, body, KEY.fronts)
+        if relay.numbers not in ("", self.numbers):
+            return await Response(b"other numbers", 421)(scope, receive, send)
         self.relays.append(relay)
         self.sampled.append(sampled)
         if json.loads(body[: relay.body_nbytes]).get("stream"):
@@ -85,7 +90,10 @@ class FakeReplica:
         await send({"type": "http.response.body", "body": TEXT[4:].encode(), "more_body": False})
 
     async def _stream(self, num_sampled: int, num_events: int, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream")]
+        headers = [
+            (b"content-type", b"text/event-stream"),
+            (SERVER_HEADER.encode(), f"{self.numbers} {BY_KEY * self.caches_by_key}".encode()),
+        ]
         if self.first_may_come is not None:
             self.waiting += 1
             await self.first_may_come.wait()

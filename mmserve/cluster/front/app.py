@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.cluster.front.attempts import Attempts, ForwardedRequest
-from mmserve.cluster.front.headers import forwarded_headers
+from mmserve.cluster.front.headers import forwarded_headers, key_of
 from mmserve.cluster.front.kept import Kept
 from mmserve.cluster.front.wants import Namer
 from mmserve.cluster.scale.policy import Want
 from mmserve.httpserver.api.anthropic import errors as anthropic
 from mmserve.httpserver.api.errors import response_to
 from mmserve.httpserver.api.openai import errors as openai
+from mmserve.httpserver.api.openai.responses.events.numbering import numbered
+from mmserve.httpserver.api.openai.responses.events.writer import error_event
 from mmserve.httpserver.api.response import SSE_DONE, sse_event
 from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.body import read_body
@@ -27,8 +30,8 @@ from mmserve.runtime.byte_budget import ByteBudget
 from mmserve.runtime.errors import MmserveError, Unavailable
 
 _GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/embeddings"})
-_NAMED = _GENERATING | {"/v1/responses"}
-_MESSAGES = "/v1/messages"
+_RESPONSES, _MESSAGES = "/v1/responses", "/v1/messages"
+_NAMED = _GENERATING | {_RESPONSES}
 _FULL_RETRY_AFTER_S = 1.0
 
 
@@ -68,13 +71,15 @@ class _Front:
         with Kept(self._bodies) as kept:
             kept.grow_to(nbytes)
             body = await read_body(request, self._max_body_nbytes)
-            generates = method == "POST" and path in _GENERATING
+            tenant = key_of(scope["headers"]) if self._attempts.caches_by_key else b""
+            want = await self._namer.want(body, tenant) if method == "POST" and path in _NAMED else Want()
+            generates = method == "POST" and path in (_GENERATING if want.in_background else _NAMED)
             forwarded = ForwardedRequest(
                 method,
                 scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b""),
                 forwarded_headers(scope["headers"], {b"x-request-id": scope["state"]["request_id"].encode()}),
                 memoryview(body),
-                await self._namer.want(body) if method == "POST" and path in _NAMED else Want(),
+                want,
                 generates,
                 partial(_event, path),
                 scope["state"]["request_id"],
@@ -91,7 +96,9 @@ class _Front:
         return min(int(declared), self._max_body_nbytes) if declared.isdecimal() else 0
 
 
-def _event(path: str, error: MmserveError) -> bytes:
+def _event(path: str, error: MmserveError, num_events: int) -> bytes:
     if path == _MESSAGES:
         return b"event: error\ndata: " + anthropic.error_body(error) + b"\n\n"
+    if path == _RESPONSES:
+        return numbered(error_event(msgspec.structs.asdict(openai.error_object(error))), num_events) + SSE_DONE
     return sse_event(openai.error_body(error)) + SSE_DONE

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.types import Send
 
-from mmserve.cluster.front.headers import Headers, is_stream, kept
+from mmserve.cluster.front.headers import Headers, is_stream, kept, said_of
 from mmserve.cluster.front.kept import Kept
 from mmserve.cluster.front.metrics import FrontMetrics
 from mmserve.cluster.front.progress import Progress
@@ -24,20 +24,18 @@ from mmserve.cluster.front.turns import Turn, Turns
 from mmserve.cluster.front.upstream import ReplicaLost, Upstream, UpstreamAnswer
 from mmserve.cluster.scale.policy import Want
 from mmserve.messages.relay import RELAY_HEADER, Relay, sealed
-from mmserve.runtime.errors import MmserveError, Unavailable
+from mmserve.runtime.errors import Misdirected, MmserveError, Unavailable
 
 _MAX_LOST = 3
 """Replicas that may be lost without a token in between: a request that kills its replica must not kill them all."""
 _AGAIN_S = 0.5
 """Until a replica that has failed is asked again because there is no other."""
-_PATIENCE_S = 60.0
-"""How long a request that a replica has lost is offered to others that refuse it or cannot be reached."""
 _MAX_RESUMES = 32
 """Requests that go on elsewhere at once, each until its next token has come."""
 _LONGEST_TURN_S = 5.0
 """A replica that has not answered by then does so at its own pace."""
-_UNAVAILABLE = 503
-_REFUSALS = (429, _UNAVAILABLE)
+_UNAVAILABLE, _MISDIRECTED = 503, Misdirected.status
+_REFUSALS = (429, _UNAVAILABLE, _MISDIRECTED)
 _LOST_RETRY_AFTER_S = 1.0
 
 
@@ -45,7 +43,7 @@ _LOST_RETRY_AFTER_S = 1.0
 class ForwardedRequest:
     """One request as the client sent it. ``generates``: its answer is made from its body alone and may be made again.
 
-    ``event_of``: an error as an event of the protocol's stream, and its end.
+    ``event_of``: an error as an event of the protocol's stream, after so many others, and its end.
     """
 
     method: str
@@ -54,7 +52,7 @@ class ForwardedRequest:
     body: memoryview
     want: Want
     generates: bool
-    event_of: Callable[[MmserveError], bytes]
+    event_of: Callable[[MmserveError, int], bytes]
     request_id: str
     kept: Kept
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -67,12 +65,15 @@ class ForwardedRequest:
 
 @dataclass
 class Attempts:
-    """``secret``: shared with the replicas."""
+    """``secret``: shared with the replicas. ``patience_s``: how long a request that a replica has lost is offered to
+    others that refuse it or cannot be reached."""
 
     replicas: Placement
     metrics: FrontMetrics
     secret: bytes
-    patience_s: float = _PATIENCE_S
+    patience_s: float
+    caches_by_key: bool = False
+    """As the replica says that answered last: each API key has caches of its own there."""
 
     def __post_init__(self) -> None:
         self.turns = Turns(_MAX_RESUMES, _LONGEST_TURN_S, self.metrics)
@@ -90,6 +91,8 @@ class _Attempt:
         self._failed: list[str] = []
         self._refusal: tuple[int, Headers, bytes] | None = None
         self._progress = Progress()
+        self._numbers = ""
+        """Digest of the replica that has begun the stream."""
         self._started = False
         self._lost = 0
         """Replicas, since the last token."""
@@ -165,6 +168,7 @@ class _Attempt:
             if answer.status in _REFUSALS:
                 self._refusal = (answer.status, answer.headers, await self._whole(answer))
                 return False
+            self._learn(answer.headers)
             if answer.status == 200 and request.generates and is_stream(answer.headers):
                 await self._pass_stream(answer)
             elif request.generates or self._started:
@@ -188,9 +192,17 @@ class _Attempt:
             pictures=request.want.places,
             blocks=request.want.blocks,
             text_nbytes=request.want.text_nbytes,
+            numbers=self._numbers if progress.sampled else "",
         )
         tail = progress.sampled.tail()
         return [(RELAY_HEADER.encode(), sealed(relay, tail, self._shared.secret).encode())], tail
+
+    def _learn(self, headers: Headers) -> None:
+        """What the replica says of itself beside an answer that is made from the body alone."""
+        if (said := said_of(headers)) is not None:
+            self._shared.caches_by_key = said.caches_by_key
+            if not self._progress.sampled:
+                self._numbers = said.numbers
 
     async def _pass_stream(self, answer: UpstreamAnswer) -> None:
         """Send whole events as they come."""
@@ -244,7 +256,10 @@ class _Attempt:
             await self._send({"type": "http.response.start", "status": status, "headers": kept(headers)})
 
     async def _give_up(self) -> None:
-        error = Unavailable("no replica could answer this request", retry_after_s=_LOST_RETRY_AFTER_S)
+        message = "no replica could answer this request"
+        if self._refusal is not None and self._refusal[0] == _MISDIRECTED:
+            message = "no replica that is left computes the same text: ask again for another answer"
+        error = Unavailable(message, retry_after_s=_LOST_RETRY_AFTER_S)
         if self._started or self._refusal is None:
             raise error
         status, headers, content = self._refusal
@@ -252,4 +267,5 @@ class _Attempt:
         await self._send({"type": "http.response.body", "body": content, "more_body": False})
 
     async def _end_stream(self, error: MmserveError) -> None:
-        await self._send({"type": "http.response.body", "body": self._request.event_of(error), "more_body": False})
+        event = self._request.event_of(error, self._progress.num_events)
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-_GAUGES = frozenset({"http_connections", "http_connections_unread", "http_unread_bytes", "replicas", "resumes_waiting"})
+_GAUGES = frozenset(
+    {
+        "http_connections", "http_connections_unread", "http_unread_bytes", "replicas", "resumes_waiting",
+        "kinds_of_replicas",
+    }
+)  # fmt: skip
 _LABELS: Mapping[str, tuple[str, ...]] = {
     "http_requests": ("route", "status"),
     "http_connections_closed": ("reason",),

@@ -11,6 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from mmserve.cluster.front.server_facts import ServerFacts
 from mmserve.cluster.scale.reports import Holdings, Load, decoded
 from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.ipc.curve import use_key
@@ -35,8 +36,9 @@ class Known(Protocol):
 class ReportListener:
     """Feeds ``cluster``. Used from one event loop."""
 
-    def __init__(self, cluster: Known, key: ClusterKey) -> None:
+    def __init__(self, cluster: Known, key: ClusterKey, facts: ServerFacts | None = None) -> None:
         self._cluster = cluster
+        self._facts = facts or ServerFacts()
         self._key = key
         self._seldom = Seldom()
         self._context = zmq.asyncio.Context()
@@ -44,6 +46,7 @@ class ReportListener:
 
     def set(self, endpoints: dict[str, str]) -> None:
         """Where each replica reports, by id. Those that are left out are no longer listened to."""
+        self._facts.keep(set(endpoints))
         for replica in [*self._tasks]:
             if endpoints.get(replica) != self._tasks[replica][0]:
                 self._tasks.pop(replica)[1].cancel()
@@ -87,5 +90,7 @@ class ReportListener:
                 logger.warning("a report of %s was not understood and is ignored: %s", replica, error)
             return True
         self._cluster.load(replica, report.load, time.monotonic())
+        if report.facts:
+            self._facts.tell(replica, report.facts)
         missed = [holdings for holdings in report.holdings if not self._cluster.hold(replica, holdings)]
         return not missed

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import uvloop
 
@@ -16,6 +17,7 @@ from mmserve.cluster.front.attempts import Attempts
 from mmserve.cluster.front.metrics import FrontMetrics
 from mmserve.cluster.front.replicas import Placement, Replica, Replicas
 from mmserve.cluster.front.reports import ReportListener
+from mmserve.cluster.front.server_facts import ServerFacts
 from mmserve.cluster.front.wants import Namer
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
@@ -36,6 +38,8 @@ class FrontOptions:
     body_budget_mb: float = 1024.0
     max_connections: int = 4096
     shutdown_timeout_s: float = 30.0
+    patience_s: float = 60.0
+    """See Attempts."""
 
 
 class Front:
@@ -52,7 +56,8 @@ class Front:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Within the context, replicas that report are listened to."""
-        self._listener = ReportListener(self.replicas.cluster, self._options.key)
+        facts = ServerFacts(partial(self.metrics.add, "kinds_of_replicas"))
+        self._listener = ReportListener(self.replicas.cluster, self._options.key, facts)
         try:
             yield
         finally:
@@ -69,7 +74,7 @@ class Front:
         """Serves on the sockets that its ``serve`` gets."""
         options = self._options
         app = make_app(
-            Attempts(self.placement, self.metrics, options.key.fronts),
+            Attempts(self.placement, self.metrics, options.key.fronts, options.patience_s),
             Namer(options.key.fronts),
             max_body_nbytes=int(options.max_body_mb * MIB),
             bodies=ByteBudget(int(options.body_budget_mb * MIB)),

@@ -24,6 +24,7 @@ _MIN_PICTURE_NCHARS = 80
 _URL = re.compile(rb'"(?:url|image_url)"\s*:\s*"((?:https?|file):(?:[^"\\]|\\.)*)"')
 """A picture that the replica fetches."""
 _SALT = re.compile(rb'"cache_salt"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_BACKGROUND = re.compile(rb'"background"\s*:\s*true')
 _START = re.compile(rb'"(?:messages|system|tools|prompt|input|instructions)"\s*:')
 _MAX_PICTURES = 256
 _LOOKED_THROUGH_NBYTES = 1 << 20
@@ -36,11 +37,14 @@ class Namer:
     def __init__(self, secret: bytes) -> None:
         self._contents = ContentNamer(int.from_bytes(hashlib.sha256(b"names" + secret).digest()[:8], "big"))
 
-    async def want(self, body: bytes | bytearray) -> Want:
-        """Of a request with this body. What cannot be found in it, as in no JSON, is not named."""
+    async def want(self, body: bytes | bytearray, tenant: bytes = b"") -> Want:
+        """Of a request with this body. What cannot be found in it, as in no JSON, is not named. ``tenant``: whose names
+        they are; names of all others are other ones."""
         rest, urls = split_media(body, min_nbytes=_MIN_PICTURE_NCHARS)
         text = bytes(rest[:_LOOKED_THROUGH_NBYTES])
         salt = found[1] if (found := _SALT.search(text)) else b""
+        if tenant:
+            salt = hashlib.sha256(tenant).digest() + salt
         marks = [*urls][:_MAX_PICTURES]
         named = await self._contents.names(salt, [urls[mark].data for mark in marks])
         text, places = _with_names(text, dict(zip(marks, named, strict=True)))
@@ -55,6 +59,7 @@ class Namer:
             BEGINNING_NBYTES // _NBYTES_A_TOKEN,
             tuple((name, max(0, at - start)) for name, at in places)[:_MAX_PICTURES],
             len(rest) - start - sum(len(mark) - NAME_NBYTES for mark in marks),
+            len(rest) > _LOOKED_THROUGH_NBYTES or _BACKGROUND.search(text) is not None,
         )
 
     def _blocks(self, text: bytes, start: int, salt: bytes) -> tuple[int, ...]:

@@ -48,6 +48,8 @@ class Want(NamedTuple):
     For the replica."""
     text_nbytes: int = 0
     """Of the whole text. For the replica."""
+    in_background: bool = False
+    """The answer may be made without the client, so a replica that has got the request may go on with it."""
 
 
 class Choice(NamedTuple):

@@ -52,6 +52,8 @@ class Report(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     load: Load
     holdings: tuple[Holdings, ...] = ()
+    facts: dict[str, str] = {}
+    """With a snapshot: what decides about the text of the replica's answers, by name."""
 
 
 _encoder = msgspec.msgpack.Encoder()

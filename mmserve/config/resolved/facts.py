@@ -1,4 +1,5 @@
-"""What must be equal on all machines of a server: compared when one joins, and named where it differs."""
+"""What must be equal on all machines of a server, or of several whose answers have the same text: compared, and named
+where it differs."""
 
 from __future__ import annotations
 
@@ -17,6 +18,11 @@ _MAY_DIFFER = {
     "attention_backend", "rank_sums",
 }  # fmt: skip
 """Options that name files, or say how one machine computes the same numbers."""
+_OF_TEXT = (
+    "quantization", "model_impl", "tp", "seed", "tool_call_parser", "reasoning_parser", "mm_processor_kwargs",
+    "limit_mm_per_prompt", "max_image_pixels",
+)  # fmt: skip
+"""Options that servers behind one front must have alike, for an answer to go on at another one."""
 _WHOLE_NBYTES = 64 << 20
 """A file up to this size is read whole."""
 _SAMPLES = 64
@@ -53,6 +59,32 @@ def encoder_facts_of(deployment: Deployment) -> dict[str, str]:
         "configuration of the model": _digest(msgspec.json.encode(replace(model, path=""))),
         "files of the model": files_digest(Path(model.path)),
     }
+
+
+def text_facts_of(deployment: Deployment, processor: str) -> dict[str, str]:
+    """Of one of several servers: what decides about the text of an answer. ``processor``: its kind, as far as kinds
+    compute other numbers."""
+    config, model = deployment.config, deployment.model
+    facts = {
+        "version of mmserve": deployment.version,
+        "configuration of the model": _digest(msgspec.json.encode(replace(model, path=""))),
+        "files of the model": files_digest(Path(model.path)),
+        "processor": processor,
+        "--dtype": deployment.dtype,
+        "--kv-cache-dtype": deployment.kv_dtype,
+        "context": str(deployment.max_model_len),
+        **{OPTIONS[name].flag: repr(getattr(config, name)) for name in _OF_TEXT},
+    }
+    if config.tp > 1:
+        facts["--rank-sums"] = repr(config.rank_sums)
+    if deployment.device == "cuda":
+        facts["--attention-backend"] = repr(config.attention_backend)
+    return facts
+
+
+def digest_of(facts: dict[str, str]) -> str:
+    """Equal for equal facts. Empty without any."""
+    return _digest(msgspec.json.encode(sorted(facts.items()))) if facts else ""
 
 
 def difference(head: dict[str, str], node: dict[str, str]) -> str:

@@ -67,7 +67,7 @@ def sse_event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
-_PING = b"event: ping\n"
+_PING, _END = b"event: ping\n", b"\n\n"
 
 
 async def send_events(send: Send, events: AsyncGenerator[bytes, None], task: RequestTask | None = None) -> None:
@@ -92,7 +92,8 @@ async def send_events(send: Send, events: AsyncGenerator[bytes, None], task: Req
 async def _relayed(
     events: AsyncGenerator[bytes, None], task: RequestTask, num_events: int
 ) -> AsyncGenerator[bytes, None]:
-    """``events`` without the first ``num_events``, each after comments with the tokens that it is made of."""
+    """``events`` without the first ``num_events``, each after comments with the tokens that it is made of. The last
+    events may come in parts."""
     async with aclosing(events):
         async for data in events:
             if isinstance(task.deltas.failure, Unavailable):
@@ -100,7 +101,7 @@ async def _relayed(
                 return
             comments = b"".join(map(comment, task.deltas.take_sampled()))
             if num_events and not data.startswith(_PING):
-                num_events -= 1
+                num_events -= data.endswith(_END)
                 data = b""
             if comments or data:
                 yield comments + data

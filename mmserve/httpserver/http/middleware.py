@@ -21,6 +21,7 @@ from mmserve.httpserver.call import new_request_id
 from mmserve.httpserver.http.auth import OPEN_PATHS, ApiKeyAuth
 from mmserve.httpserver.http.browser_guard import BrowserGuard, require_json
 from mmserve.httpserver.http.connections import Counts
+from mmserve.messages.relay import SERVER_HEADER
 from mmserve.runtime.errors import MmserveError, UnsupportedMediaType
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -80,6 +81,7 @@ class RequestMiddleware:
                     *message.get("headers", ()),
                     (b"x-request-id", id_header),
                     (b"request-id", id_header),
+                    *_to_front(scope),
                 ]
                 access.status = message["status"]
                 self._count(scope, access)
@@ -151,3 +153,9 @@ def _request_id(client_id: str | None) -> str:
 def _route(scope: Scope) -> str:
     """The route's pattern. Unknown paths share one label, so that they create no new series in the metrics."""
     return cast(str, getattr(scope.get("route"), "path", "other"))
+
+
+def _to_front(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """What this server tells a front beside an answer, if it is for one."""
+    server: bytes | None = scope["state"].get("server")
+    return [(SERVER_HEADER.encode(), server)] if server is not None else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from mmserve.cluster.scale.reports import Load, Report
@@ -37,13 +37,21 @@ class PrefixCache(Protocol):
 
 
 class Reporter:
-    """``slots``: sequences computed at once; ``beginnings`` listens to ``kv``."""
+    """``slots``: sequences computed at once; ``beginnings`` listens to ``kv``; ``facts``: see Report."""
 
-    def __init__(self, slots: int, pictures: HeldPictures, beginnings: HeldBeginnings, kv: PrefixCache) -> None:
+    def __init__(
+        self,
+        slots: int,
+        pictures: HeldPictures,
+        beginnings: HeldBeginnings,
+        kv: PrefixCache,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
         self.pictures = pictures
         self._slots = slots
         self._beginnings = beginnings
         self._kv = kv
+        self._facts = dict(facts or {})
         self._live: dict[str, GenerateRequest] = {}
         self._unanswered: dict[str, int] = {}
         """Pictures to encode, by id of a request that has no token yet."""
@@ -91,7 +99,8 @@ class Reporter:
             prefill_s=self._prefill_s.value,
         )
         held = self.pictures.announced, self._beginnings.announced
-        return Report(load, tuple(each.report(snapshot=snapshot) for each in held))
+        holdings = tuple(each.report(snapshot=snapshot) for each in held)
+        return Report(load, holdings, self._facts if snapshot else {})
 
     def _worker_died(self, died: WorkerDied) -> None:
         """Its requests get no reply, so nothing else would end them here."""

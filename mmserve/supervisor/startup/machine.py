@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import platform
 import re
 import resource
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.gpu_capability import Capability, problem_with_bfloat16
 from mmserve.runtime.cpu import topology
 from mmserve.runtime.memory import cgroup
@@ -23,6 +25,7 @@ from mmserve.supervisor.startup import cuda_driver
 from mmserve.supervisor.startup.cuda_driver import Gpus
 
 _DESCRIPTORS = 1 << 16
+_WITH_TILES = ("auto", "amx")
 _STDERR = 2
 _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
 """They may exist without a GPU, for instance in a container that was given the driver only."""
@@ -43,14 +46,24 @@ class Machine:
     """Why CUDA cannot be used, in words; empty if it can."""
     oldest_gpu: Capability | None = None
     """The lowest compute capability of its GPUs; None: it has none."""
+    has_tiles: bool = False
+    """Its CPU multiplies bfloat16 in tile registers (AMX)."""
+
+    def processor(self, deployment: Deployment) -> str:
+        """What computes, as far as kinds of it compute other numbers (``platforms/cpu/library/levels``)."""
+        if deployment.device == "cuda":
+            return f"GPU {'.'.join(map(str, self.oldest_gpu or ()))}"
+        in_tiles = deployment.dtype == "bfloat16" and self.has_tiles and deployment.config.kernel_level in _WITH_TILES
+        return f"{platform.machine()}{', products in tiles' if in_tiles else ''}"
 
 
 def look() -> Machine:
     """This machine now."""
     memory_bytes, limited_by = free_memory()
     gpus = _gpus()
-    has_cuda, bfloat16 = not gpus.problem, _has_fast_bfloat16()
-    return Machine(memory_bytes, limited_by, has_cuda, bfloat16, num_cores(), gpus.problem, gpus.oldest)
+    has_cuda, bfloat16 = not gpus.problem, _has_flag("avx512_bf16|amx_bf16")
+    cores, tiles = num_cores(), _has_flag("amx_bf16")
+    return Machine(memory_bytes, limited_by, has_cuda, bfloat16, cores, gpus.problem, gpus.oldest, tiles)
 
 
 def free_memory() -> tuple[int, str]:
@@ -121,9 +134,9 @@ def _torch_has_cuda() -> bool:
     return version.exists() and re.search(r"^cuda\b[^=]*= *['\"]", version.read_text(), re.MULTILINE) is not None
 
 
-def _has_fast_bfloat16() -> bool:
+def _has_flag(names: str) -> bool:
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
-    return re.search(r"\b(avx512_bf16|amx_bf16)\b", flags) is not None
+    return re.search(rf"\b({names})\b", flags) is not None

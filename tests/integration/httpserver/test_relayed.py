@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,17 @@ import pytest
 
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.ipc.cluster_key import ClusterKey, written
-from mmserve.messages.relay import GIVEN_UP, RELAY_HEADER, Relay, Sampled, SampledSoFar, commented, sealed
+from mmserve.messages.relay import (
+    BY_KEY,
+    GIVEN_UP,
+    RELAY_HEADER,
+    SERVER_HEADER,
+    Relay,
+    Sampled,
+    SampledSoFar,
+    commented,
+    sealed,
+)
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Behaviour, Upstream, say, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
@@ -30,6 +41,12 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ids of tokens": (CHAT, TEXT, {"messages": HELLO, "return_token_ids": True}),
     "tool calls": (CHAT, f"So: {CALL}{CALL}", {"messages": HELLO, "tools": [WEATHER]}),
     "completion": ("/v1/completions", TEXT, {"prompt": "hi", "logprobs": 1, "max_tokens": 300}),
+    "response": ("/v1/responses", TEXT, {"input": "hi", "store": False}),
+    "response with calls": (
+        "/v1/responses",
+        f"So: {CALL}{CALL}",
+        {"input": "hi", "store": False, "tools": [{"type": "function", "strict": False} | WEATHER["function"]]},
+    ),
     "message": (
         "/v1/messages",
         f"So: {CALL}",
@@ -59,8 +76,14 @@ async def _events(
         return [event + b"\n\n" for event in (await answer.read()).split(b"\n\n")[:-1]]
 
 
-_GROWING = ("content", "text", "arguments", "partial_json", "token_ids", "tokens", "token_logprobs", "top_logprobs")
+_GROWING = (
+    "content", "text", "delta", "arguments", "partial_json", "token_ids", "tokens", "token_logprobs", "top_logprobs",
+)  # fmt: skip
 """Texts and lists of a chunk. How many tokens a chunk has depends on how fast the client reads."""
+
+
+_OF_CHUNKS = ("text_offset", "sequence_number", "completed_at")
+"""What depends on how many chunks there are, and when the last one comes."""
 
 
 def _taken_out(value: Any, place: str, found: dict[str, Any]) -> Any:
@@ -73,7 +96,7 @@ def _taken_out(value: Any, place: str, found: dict[str, Any]) -> Any:
     for name, each in value.items():
         if name in _GROWING and isinstance(each, str | list):
             found[f"{place}.{name}"] = each
-        elif name != "text_offset":
+        elif name not in _OF_CHUNKS:
             rest[name] = _taken_out(each, f"{place}.{name}", found)
     return rest
 
@@ -98,6 +121,12 @@ def _said(events: list[bytes]) -> dict[Any, Any]:
         else:
             of_choice.append([rest, found])
     return said
+
+
+def _numbers(events: list[bytes]) -> list[int]:
+    """Of events that have them."""
+    found = (re.search(rb'"sequence_number":(\d+)', event) for event in events)
+    return [int(each[1]) for each in found if each is not None]
 
 
 def _slowly(text: str) -> Behaviour:
@@ -137,6 +166,7 @@ def test_cut_anywhere_the_rest_comes_from_another_server_with_equal_text(name: s
                 rest = await _events(worker, path, fields, num_events, sampled)
                 both = shown[:num_events] + [event for event in rest if commented(event) is None]
                 assert _said(both) == _said(shown)
+                assert _numbers(both) == [*range(len(_numbers(both)))]
             await worker.idle()
 
     run(test)
@@ -186,21 +216,45 @@ def test_a_header_that_no_front_has_made_is_refused_and_without_a_secret_it_mean
     run(test)
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages"])
+def test_a_server_says_what_it_is_and_goes_on_with_no_answer_of_another_kind(tmp_path: Path) -> None:
+    async def test() -> None:
+        body = json.dumps({"model": "stub", "messages": HELLO}).encode()
+        async with http_worker(cluster_key_file=_key_file(tmp_path), caches_by_key=True) as worker:
+            worker.upstream.behave = say("hello")
+            for numbers, status in (("", 200), ("another", 421)):
+                relay = Relay(request_id="ab" * 16, created_s=77, body_nbytes=len(body), numbers=numbers)
+                headers = {"content-type": "application/json", RELAY_HEADER: sealed(relay, b"", KEY.fronts)}
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.post(worker.url + CHAT, data=body, headers=headers) as answer,
+                ):
+                    assert answer.status == status
+                    assert (SERVER_HEADER in answer.headers) == (status == 200)
+                    if status == 200:
+                        assert answer.headers[SERVER_HEADER].split() == [BY_KEY], "this server has no facts"
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses"])
 def test_a_stream_that_the_server_cannot_end_is_given_up_for_another_one(path: str, tmp_path: Path) -> None:
     """As when a drain ends with requests left. Other clients get an event with the error."""
 
     async def test() -> None:
         async with http_worker(cluster_key_file=_key_file(tmp_path)) as worker:
             worker.upstream.behave = say_then_hold("hel")
-            fields = {"prompt": "hi"} if path == "/v1/completions" else {"messages": HELLO}
-            stream = asyncio.create_task(_events(worker, path, fields | {"max_tokens": 9}))
+            fields: dict[str, dict[str, Any]] = {
+                "/v1/completions": {"prompt": "hi"},
+                "/v1/responses": {"input": "hi"},
+                "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+            }
+            stream = asyncio.create_task(_events(worker, path, fields.get(path, {"messages": HELLO})))
             await worker.upstream.until(lambda: bool(worker.upstream.requests()))
             await worker.until(lambda: any(task.deltas.usage.completion_tokens == 3 for task in _running(worker)))
             await worker.context.request_tasks.close()
             events = await stream
             assert events[-1] == GIVEN_UP
-            assert not any(b"error" in event for event in events)
+            assert not any(b'"error":{' in event for event in events)
 
     run(test)
 

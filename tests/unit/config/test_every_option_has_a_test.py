@@ -49,6 +49,7 @@ SHOWN_BY = {
     "http_workers": "integration/supervisor/test_restarts.py::test_a_restarted_http_worker_is_told_the_phase",
     "api_key": f"{OPERATIONS}::test_all_routes_except_probes_need_the_key",
     "api_key_file": "integration/httpserver/test_api_keys.py::test_each_key_opens_its_areas_and_is_counted_by_its_name",
+    "caches_by_key": "unit/httpserver/request/test_tenants.py::test_the_option_overrules_the_number_of_keys",
     "allowed_hosts": "unit/httpserver/http/test_browser_guard.py::test_hosts_of_the_list_are_admitted",
     "allowed_origins": "integration/httpserver/test_foreign_pages.py"
     "::test_cors_headers_are_sent_to_listed_origins_alone",

@@ -139,7 +139,7 @@ def render_routes(context: WorkerContext) -> APIRouter:
 
     async def render(request: Request) -> Response:
         async with admitted(context, RENDER, request) as (parsed, resources):
-            call = decode_small_images(msgspec.structs.replace(parsed.call, owner=request.scope["state"]["key"]))
+            call = decode_small_images(context.tenants.own(parsed.call, request.scope["state"]["key"]))
             given = parsed.given
             del parsed  # its call refers to the body
             resources.hold(kept_nbytes(call))

@@ -170,7 +170,7 @@ def token_routes(context: WorkerContext) -> APIRouter:
 
     async def tokenize(request: Request) -> Response:
         async with admitted(context, TOKENIZE, request) as (parsed, resources):
-            owned = msgspec.structs.replace(parsed.call, owner=request.scope["state"]["key"])
+            owned = context.tenants.own(parsed.call, request.scope["state"]["key"])
             call, spell = decode_small_images(owned), parsed.return_token_strs
             del parsed, owned  # they refer to the body
             resources.hold(kept_nbytes(call))

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from mmserve.messages.relay import RELAY_HEADER
+from mmserve.messages.relay import RELAY_HEADER, SERVER_HEADER
 from tests.fakes.http_worker import run
 from tests.fakes.replicas import TEXT, Died, FakeReplica, front_of
 
@@ -40,6 +40,81 @@ def test_a_stream_goes_on_at_another_replica_after_any_event(how: str) -> None:
                 assert last.num_events == dies_after
                 assert len(other.sampled[-1]) == dies_after + (how == "breaks_event")
                 assert front.metrics.value("resumed") == 1
+
+    run(test)
+
+
+def test_a_stream_goes_on_where_the_same_text_is_computed_and_nowhere_else() -> None:
+    async def test() -> None:
+        dying, equal = FakeReplica(dies_after=3, then_refuses=True, numbers="a"), FakeReplica(numbers="a")
+        others = [FakeReplica(numbers=name) for name in "bcd"]
+        async with front_of(dying, *others, equal) as (url, _):
+            while not dying.relays:
+                status, text, headers = await _post(url, {"stream": True})
+                assert (status, text) == (200, WHOLE)
+                assert SERVER_HEADER not in headers
+            assert len(equal.sampled[-1]) == 3
+            assert not any(sampled for each in others for sampled in each.sampled)
+
+    run(test)
+
+
+def test_names_are_each_keys_own_once_a_replica_has_said_that_caches_are() -> None:
+    async def test() -> None:
+        async def names(url: str, key: str) -> list[int]:
+            before = len(replica.relays)
+            await _post(url, {"stream": True, "messages": ["x" * 600]}, authorization=f"Bearer {key}")
+            return [*replica.relays[before].blocks]
+
+        for by_key in (False, True):
+            replica = FakeReplica(caches_by_key=by_key)
+            async with front_of(replica) as (url, _):
+                await names(url, "alice")
+                assert (await names(url, "alice") == await names(url, "bob")) == (not by_key)
+
+    run(test)
+
+
+def test_streams_of_responses_move_too_and_an_error_has_the_next_number() -> None:
+    async def test() -> None:
+        dying, other = FakeReplica(dies_after=3), FakeReplica()
+        async with front_of(dying, other) as (url, _):
+            while not dying.relays:
+                assert (await _post(url, {"stream": True}, "/v1/responses"))[:2] == (200, WHOLE)
+        dying = FakeReplica(dies_after=3, then_refuses=True)
+        async with front_of(dying, patience_s=0.0) as (url, _):
+            text = (await _post(url, {"stream": True}, "/v1/responses"))[1]
+            *shown, error, done, rest = text.split("\n\n")
+            assert (shown, done, rest) == (["data: h", "data: e", "data: l"], "data: [DONE]", "")
+            assert error.startswith('event: error\ndata: {"type":"error","sequence_number":3,')
+
+    run(test)
+
+
+def test_a_response_in_the_background_is_asked_for_once() -> None:
+    async def test() -> None:
+        replicas = [FakeReplica(dies_after=0) for _ in range(3)]
+        async with front_of(*replicas) as (url, _):
+            with pytest.raises(aiohttp.ClientError):
+                await _post(url, {"input": "x", "background": True}, "/v1/responses")
+            assert sum(len(each.paths) for each in replicas) == 1
+
+    run(test)
+
+
+def test_a_stream_that_no_replica_can_go_on_with_ends_with_an_error_that_says_so() -> None:
+    async def test() -> None:
+        dying, other = FakeReplica(dies_after=3, then_refuses=True, numbers="a"), FakeReplica(numbers="b")
+        async with front_of(dying, other, patience_s=0.0) as (url, _):
+            while not dying.relays:
+                status, text, _ = await _post(url, {"stream": True})
+                assert status == 200
+                assert text == WHOLE or "computes the same text" in text
+            assert text.startswith("data: h\n\ndata: e\n\ndata: l\n\ndata: {")
+        early, other = FakeReplica(dies_after=0, then_refuses=True, numbers="a"), FakeReplica(numbers="b")
+        async with front_of(early, other) as (url, _):
+            while not early.relays:
+                assert (await _post(url, {"stream": True}))[1] == WHOLE, "nothing of it was sent"
 
     run(test)
 

@@ -135,3 +135,10 @@ def test_pictures_beyond_the_most_that_are_named_have_no_place() -> None:
         _body("x", pictures=tuple("data:image/png;base64," + "A" * (100 + 4 * number) for number in range(300)))
     )
     assert len(want.places) == 256
+
+
+def test_tenants_have_names_of_their_own_for_the_same_bytes() -> None:
+    body = _body("x" * 2000, pictures=(_PICTURE,))
+    wants = [asyncio.run(Namer(b"secret").want(body, tenant)) for tenant in (b"", b"alice", b"bob")]
+    assert len({want.pictures for want in wants}) == 3
+    assert not set(wants[1].blocks) & set(wants[2].blocks)

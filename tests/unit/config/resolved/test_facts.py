@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mmserve.config.resolved import facts
 from mmserve.config.resolved.deployment import Deployment
-from mmserve.config.resolved.facts import difference, facts_of
+from mmserve.config.resolved.facts import difference, digest_of, facts_of, text_facts_of
 from tests.fakes.http_services import make_deployment
 
 NODES = {"tp": 2, "nnodes": 2, "head": "a", "cluster_key_file": "k"}
@@ -52,3 +52,20 @@ def test_weights_are_told_apart_also_in_large_files(directory: Path, monkeypatch
     weights = directory / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert difference(head, facts_of(made(directory))).startswith("files of the model is ")
+
+
+def test_servers_behind_a_front_must_be_alike_in_what_decides_about_texts(directory: Path) -> None:
+    def of(processor: str = "x86_64", **options: object) -> dict[str, str]:
+        return text_facts_of(made(directory, **options), processor)
+
+    plain = of()
+    assert digest_of(of(max_num_seqs=3, port=1, nnodes=1)) == digest_of(plain)
+    for other, name in (
+        (of(tp=1), "--tp"),
+        (of(seed=1), "--seed"),
+        (of(kv_cache_dtype="bfloat16"), "--kv-cache-dtype"),
+        (of(processor="aarch64"), "processor is aarch64, not x86_64"),
+    ):
+        assert name in difference(plain, other)
+        assert digest_of(other) != digest_of(plain)
+    assert digest_of({}) == ""

@@ -14,6 +14,7 @@ from mmserve.httpserver.api.call_ids import call_id
 from mmserve.httpserver.api.json_limits import max_json_nbytes
 from mmserve.httpserver.api.openai.responses.events.answer import ResponsesAnswer, StoredResponse
 from mmserve.httpserver.api.openai.responses.events.background import BackgroundAnswer
+from mmserve.httpserver.api.openai.responses.events.fold import ID_PREFIX
 from mmserve.httpserver.api.openai.responses.events.follow import Follower
 from mmserve.httpserver.api.openai.responses.events.objects import ResponseObject
 from mmserve.httpserver.api.openai.responses.request.fields import ResponsesRequest
@@ -51,7 +52,10 @@ async def complete(
     """See ``protocol.Complete``. Raises PreviousResponseNotFound, ContextLengthExceeded and Unavailable."""
     parsed = await with_history(parsed, responses, owner, resources)
     assert isinstance(parsed.send_answer, ResponsesAnswer)
-    request, response = parsed.request, parsed.send_answer.response
+    request, call = parsed.request, parsed.call
+    response = parsed.send_answer.response
+    if call.relayed is not None:
+        response = msgspec.structs.replace(response, id=f"{ID_PREFIX}{call.answer_id}", created_at=call.created_s)
     if request.background:
         return await _in_background(parsed, response, responses, owner, resources)
     stored = None
@@ -148,7 +152,7 @@ class InputItems:
     def __init__(self, parsed: ParsedResponses) -> None:
         items = as_items(parsed.request.input)
         self._urls = parsed.split_urls
-        ids = [_id_of(item, parsed.call.request_id, number) for number, item in enumerate(items)]
+        ids = [_id_of(item, parsed.call.answer_id, number) for number, item in enumerate(items)]
         self._items = [
             StoredItem(id, msgspec.json.encode(_stored_form(item, id))) for item, id in zip(items, ids, strict=True)
         ]

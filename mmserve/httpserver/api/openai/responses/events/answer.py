@@ -64,7 +64,7 @@ class ResponsesAnswer:
         """Raises MmserveError only if nothing has been sent."""
         try:
             if task.call.stream:
-                await send_events(send, self._events(task))
+                await send_events(send, self._events(task), task)
             else:
                 await send_json(send, msgspec.json.encode(await self._whole(task)))
         finally:

@@ -17,7 +17,7 @@ from mmserve.httpserver.api.openai.responses.events.objects import (
     ResponseObject,
     ResponseUsage,
 )
-from mmserve.httpserver.api.openai.responses.events.writer import Event, OutputWriter
+from mmserve.httpserver.api.openai.responses.events.writer import Event, OutputWriter, error_event
 from mmserve.httpserver.output.parsing.pieces import (
     CallArguments,
     CallEnd,
@@ -95,10 +95,9 @@ class Fold:
         yield self._final("incomplete" if cut else "completed", usage)
 
     def fail(self, error: ResponseError, shown: dict[str, Any], usage: ResponseUsage | None) -> Iterator[Event]:
-        """Both forms of the error event: clients read the one or the other. ``shown``: the fields of the error."""
+        """``shown``: the fields of the error."""
         yield from self._writer.end(complete=False)
-        flat = {name: shown[name] for name in ("code", "message", "param")}
-        yield Event("error", flat | {"error": shown})
+        yield error_event(shown)
         self.response.error = error
         yield self._final("failed", usage)
 

@@ -23,8 +23,13 @@ class Numbering:
         number, self._next = self._next, self._next + 1
         if number <= self._after:
             return b""
-        fields: dict[str, Any] = {"type": event.type, "sequence_number": number} | event.fields
-        return b"event: %s\ndata: %s\n\n" % (event.type.encode(), msgspec.json.encode(fields))
+        return numbered(event, number)
+
+
+def numbered(event: Event, number: int) -> bytes:
+    """As a server-sent event."""
+    fields: dict[str, Any] = {"type": event.type, "sequence_number": number} | event.fields
+    return b"event: %s\ndata: %s\n\n" % (event.type.encode(), msgspec.json.encode(fields))
 
 
 def parts_of(data: bytes) -> Iterator[bytes]:

@@ -31,6 +31,11 @@ class Event(NamedTuple):
     fields: dict[str, Any]
 
 
+def error_event(shown: dict[str, Any]) -> Event:
+    """Both forms of an error: clients read the one or the other. ``shown``: its fields."""
+    return Event("error", {name: shown[name] for name in ("code", "message", "param")} | {"error": shown})
+
+
 _TEXT_EVENTS = {
     MessageItem: "response.output_text",
     ReasoningItem: "response.reasoning_text",
