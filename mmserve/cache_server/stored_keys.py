@@ -20,6 +20,8 @@ from mmserve.runtime.shortage import OF_A_LINK, has_descriptors
 _UNREAD = 1000
 """Reports. A router that reads none of them misses some, and asks for a snapshot."""
 
+_MAX_QUESTION_NBYTES = 1024
+
 
 class StoredKeys:
     """Called by the cache server's loop. Says nothing while nothing changes and nobody asks."""
@@ -49,6 +51,9 @@ def telling_router(endpoints: Endpoints) -> Iterator[StoredKeys]:
     try:
         socket.set_hwm(_UNREAD)
         hear_all_questions(socket)
+        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_QUESTION_NBYTES)
+        # With a domain, libzmq refuses peers of the protocol's first versions, for which any bytes are messages.
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"mmserve")
         socket.bind(endpoints.cache_holdings)
         yield StoredKeys(socket)
     finally:
