@@ -82,7 +82,6 @@ class _Front:
                 want,
                 generates,
                 partial(_event, path),
-                scope["state"]["request_id"],
                 kept,
             )
             kept.grow_to(len(body))

@@ -23,6 +23,7 @@ from mmserve.cluster.front.replicas import Placement
 from mmserve.cluster.front.turns import Turn, Turns
 from mmserve.cluster.front.upstream import ReplicaLost, Upstream, UpstreamAnswer
 from mmserve.cluster.scale.policy import Want
+from mmserve.httpserver.call import new_request_id
 from mmserve.messages.relay import RELAY_HEADER, Relay, sealed
 from mmserve.runtime.errors import Misdirected, MmserveError, Unavailable
 
@@ -53,8 +54,9 @@ class ForwardedRequest:
     want: Want
     generates: bool
     event_of: Callable[[MmserveError, int], bytes]
-    request_id: str
     kept: Kept
+    request_id: str = field(default_factory=new_request_id)
+    """What the ids of the answer are made from, by which responses are stored: never a client's own."""
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
