@@ -141,3 +141,11 @@ def test_a_template_without_pictures_is_replaced_where_the_family_writes_its_own
     content = [{"type": "image"}, {"type": "text", "text": "Read it."}]
     text = template.render(messages=[{"role": "user", "content": content}], add_generation_prompt=True)
     assert text == "<|im_start|>user\n<IMG_CONTEXT>\nRead it.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "mistral3"])
+def test_a_text_model_without_its_projector_takes_text(tmp_path: Path, family: str) -> None:
+    checkpoint = MAKERS[family](tmp_path / "hf")
+    found = load(directory_of(gguf_of(checkpoint, tmp_path / "tiny.gguf", lambda name: "F32"), tmp_path))
+    assert found.vision is None
+    assert {layer.rope and layer.rope.sections for layer in found.text.layers} == {()}

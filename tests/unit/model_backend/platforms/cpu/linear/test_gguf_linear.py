@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mmserve.checkpoint.gguf.directory import directory_of
+from mmserve.checkpoint.gguf.table import read_table
 from mmserve.checkpoint.load import load
 from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.model_backend.platforms.reference import TorchPlatform
@@ -138,10 +139,9 @@ def test_a_tensor_that_the_model_does_not_have_is_refused_by_name(tmp_path: Path
 def test_a_scale_that_is_not_finite_is_refused_with_the_layer(tmp_path: Path) -> None:
     directory = make_llama(tmp_path / "hf", **SHAPE)
     made = read(directory, layers_in("Q8_0"), tmp_path)
-    table = json.loads((made / "model.gguf.json").read_text())
-    start = next(start for name, _, _, start, _ in table if name == "model.layers.1.mlp.down_proj.weight")
+    entries = {entry.name: entry for entry in read_table(made / "model.gguf")}
     with (tmp_path / "tiny.gguf").open("r+b") as file:
-        file.seek(start)
+        file.seek(entries["model.layers.1.mlp.down_proj.weight"].starts[0])
         file.write(b"\x00\x7c")
     with pytest.raises(StartupError, match=r"layers\.1\.mlp\.down_proj: the scale of a block is not finite"):
         make_runner(made)
