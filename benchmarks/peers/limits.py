@@ -15,7 +15,7 @@ SHARE = "of_limit"
 """The least time of a load divided by the time that it took."""
 _MIXED = "W6"
 _FIGURES = ("tokens_per_s", "requests_per_s", "pictures_per_s", "ttft_p50_ms", "itl_p50_ms", "start_s", "pss_mib")
-_THROUGHPUT: Mapping[str, tuple[str, ...]] = {
+THROUGHPUT: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("W1", "W2", "W3", "W7", "W8"), ("tokens_per_s",)),
     **dict.fromkeys(("W4", "W5"), ("requests_per_s",)),
     _MIXED: ("tokens_per_s", "pictures_per_s"),
@@ -25,7 +25,7 @@ _TIMES = {"vllm": 1.6, "llama.cpp": 1.2, "openvino": 1.2}
 """Peer -> least ratio of throughput."""
 _SHARE_OF_LIMIT = 0.75
 """Of the least time that the load can take: more is not asked of a ratio to vLLM's throughput."""
-_AT_MOST_OF_VLLM = {load: {"ttft_p50_ms": 1.0} for load in _THROUGHPUT}
+_AT_MOST_OF_VLLM = {load: {"ttft_p50_ms": 1.0} for load in THROUGHPUT}
 _AT_MOST_OF_VLLM["W1"] |= {"start_s": 0.2, "pss_mib": 0.7}
 """Load -> figure -> largest ratio to vLLM's lowest."""
 _ITL_BESIDE_PICTURES = 1.3
@@ -45,7 +45,7 @@ def ratios(rows: Sequence[Row]) -> list[Row]:
 def check_limits(rows: Sequence[Row], mixed: Sequence[Row]) -> list[Row]:
     """Every ratio that has a target, with the target. ``rows``: of the loads; ``mixed``: of W6."""
     every, found = [*rows, *mixed], list[Row]()
-    for load in _THROUGHPUT:
+    for load in THROUGHPUT:
         of_load = {row["server"]: row for row in every if row["load"] == load}
         if ours := of_load.pop(OURS, None):
             for peer, modes in MODES.items():
@@ -64,7 +64,7 @@ def verdicts(rows: Sequence[Row], mixed: Sequence[Row]) -> list[Row]:
     for ours in (row for row in [*rows, *mixed] if row["server"] == OURS):
         if targets := [row for row in limits if row["setting"] == ours["load"]]:
             missed = [str(row["figure"]) for row in targets if row["met"] == "no"]
-            figures = (f"{_number(ours, figure):.3g} {figure}" for figure in _THROUGHPUT[str(ours["load"])])
+            figures = (f"{_number(ours, figure):.3g} {figure}" for figure in THROUGHPUT[str(ours["load"])])
             found.append(
                 {
                     "load": ours["load"],
@@ -78,7 +78,7 @@ def verdicts(rows: Sequence[Row], mixed: Sequence[Row]) -> list[Row]:
 
 def _of_peer(ours: Row, peer: str, theirs: Sequence[Row]) -> Iterator[Row]:
     load = str(ours["load"])
-    for figure in _THROUGHPUT[load]:
+    for figure in THROUGHPUT[load]:
         best = max(theirs, key=lambda row: _or(_number(row, figure), -math.inf))
         ratio = _ratio(ours, best, figure)
         target = min(_TIMES[peer], _within_reach(ours, ratio)) if peer == "vllm" else _TIMES[peer]
