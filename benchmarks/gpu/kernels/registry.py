@@ -17,6 +17,7 @@ KERNELS = (
     Kernel("product with codes", coded.product_with_codes, ("bfloat16", "float16")),
     Kernel("product in FP8", coded.product_in_fp8, ("bfloat16",)),
     Kernel("product with an FP8 checkpoint", coded.product_with_float8, ("bfloat16",)),
+    Kernel("product with an FP8 checkpoint in blocks", coded.product_with_blocks, ("bfloat16",)),
     Kernel("encoder attention", ops.encoder_attention),
     Kernel("layer_norm", ops.layer_norm),
     Kernel("add_scaled", ops.add_scaled),

@@ -11,8 +11,10 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from unittest import mock
 
 import torch
@@ -22,6 +24,7 @@ from benchmarks.gpu.models.shapes import Shape
 from benchmarks.gpu.rates.device import device_of
 from benchmarks.gpu.rates.idle import Marks
 from mmserve.checkpoint.load import load
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.fields import Quantization
@@ -32,7 +35,9 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
+from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
 from mmserve.model_backend.layers.target import Targets
 from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.models.interface import DecoderModel
@@ -48,6 +53,10 @@ _GREEDY = SamplingParams(max_tokens=100_000, temperature=0.0)
 _STANDARD_DEVIATION = 0.02
 
 
+Weights = Literal["plain", "FP8", "FP8 in blocks"]
+_IN_BLOCKS = QuantizationScheme(method="FP8", layout="fp8", bits=8, block=(128, 128), float8_inputs=True)
+
+
 class Size(NamedTuple):
     """Of the largest steps that are measured."""
 
@@ -55,8 +64,8 @@ class Size(NamedTuple):
     context: int
     prompt: int
     steps: int
-    fp8: bool = False
-    """Weights and products of the layers."""
+    weights: Weights = "plain"
+    """Of the layers; in FP8 they are made at start, or as a checkpoint has them, with a scale for each block."""
 
     @property
     def tokens(self) -> int:
@@ -88,12 +97,20 @@ def fill(targets: Targets, modules: Any, generator: torch.Generator) -> None:
         for name, target in targets.items():
             if target is not None:
                 # On the device, also where a matrix that is converted later is on the host.
-                numbers = torch.empty(target.into.shape, dtype=target.into.dtype, device=generator.device)
-                numbers.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
-                if numbers.dim() == 1 and name.endswith("weight"):
+                is_fp8 = target.into.dtype is torch.float8_e4m3fn
+                dtype = torch.bfloat16 if is_fp8 else target.into.dtype
+                numbers = torch.empty(target.into.shape, dtype=dtype, device=generator.device)
+                numbers.normal_(0.0, 1.0 if is_fp8 else _STANDARD_DEVIATION, generator=generator)
+                if name.endswith(".weight_scale"):
+                    numbers.fill_(_STANDARD_DEVIATION)
+                elif numbers.dim() == 1 and name.endswith("weight"):
                     numbers.add_(1.0)
-                target.into.copy_(numbers)
+                target.into.copy_(numbers.to(target.into.dtype))
                 finisher.loaded(name)
+
+
+def _in_blocks(platform: Platform, context: LayerContext, shape: LinearShape) -> LinearMethod:
+    return platform.checkpoint_linear_method(_IN_BLOCKS, shape) if shape.quantizable else context.linear_method(shape)
 
 
 class Engine:
@@ -111,7 +128,7 @@ class Engine:
             model="random",
             max_num_seqs=size.batch,
             max_num_batched_tokens=max(size.prompt, 16),
-            quantization="fp8" if size.fp8 else "none",
+            quantization="fp8" if size.weights == "FP8" else "none",
         )
         deployment = Deployment(
             config=config,
@@ -147,7 +164,10 @@ class Engine:
         *_: object,
     ) -> DecoderModel:
         """In place of ``load_decoder``."""
-        decoder = family_of(model.family).decoder(model.text, attention, platform.layer_context(tp, quantization))
+        context = platform.layer_context(tp, quantization)
+        if self._size.weights == "FP8 in blocks":
+            context = replace(context, linear_method=partial(_in_blocks, platform, context))
+        decoder = family_of(model.family).decoder(model.text, attention, context)
         fill(decoder.targets(), decoder.modules(), self._generator)
         return decoder
 

@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from benchmarks.gpu.models.engine import Engine
     from mmserve.runtime.step_times import StepTimes
 
-_FP8 = ", FP8"
-"""Behind a model's name: its layers are quantised."""
+_FP8, _IN_BLOCKS = ", FP8", ", FP8 in blocks"
+"""Behind a model's name: ``models.engine.Weights`` of its layers."""
 _MODELS = {
     "Llama-3.1-8B": ((1, 64, 8, 256), (8192, 1024)),
     "Llama-3.1-8B" + _FP8: ((1, 64), ()),
     "Qwen2.5-1.5B": ((1, 64), (2048,)),
+    "Qwen2.5-1.5B" + _IN_BLOCKS: ((1, 64), ()),
 }
 """Batches of decode steps, and prompts; what goals are about comes first."""
-_SMALL_MODELS = {"Llama-3.1-8B": ((1, 3), (40,)), "Qwen2.5-1.5B": ((2,), ())}
+_SMALL_MODELS = {"Llama-3.1-8B": ((1, 3), (40,)), "Qwen2.5-1.5B" + _IN_BLOCKS: ((2,), ())}
 _CONTEXT, _SMALL_CONTEXT = 1024, 40
 _STEPS, _SMALL_STEPS = 30, 3
 _PROFILED_STEPS = 4
@@ -46,7 +47,7 @@ class _Models:
         self._engine: Engine | None = None
 
     def shape(self, name: str) -> Shape:
-        return (SMALL if self.settings.small else SHAPES)[name.removesuffix(_FP8)]
+        return (SMALL if self.settings.small else SHAPES)[name.partition(",")[0]]
 
     def engine(self, name: str) -> Engine:
         from benchmarks.gpu.models.engine import Engine, Size
@@ -56,7 +57,8 @@ class _Models:
             small = self.settings.small
             batches, prompts = (_SMALL_MODELS if small else _MODELS)[name]
             context, steps = (_SMALL_CONTEXT, _SMALL_STEPS) if small else (_CONTEXT, _STEPS)
-            size = Size(max(batches), context, max(prompts, default=1), steps + _PROFILED_STEPS, _FP8 in name)
+            _, _, weights = name.partition(", ")
+            size = Size(max(batches), context, max(prompts, default=1), steps + _PROFILED_STEPS, weights or "plain")
             self._engine, self._name = Engine(self.shape(name), size, self.settings), name
         return self._engine
 

@@ -8,6 +8,8 @@ AMPERE: Capability = (8, 0)
 """The first that multiplies in bfloat16. mmserve's kernels and FlashInfer are for it and newer ones."""
 ADA: Capability = (8, 9)
 """The first with FP8 units."""
+HOPPER: Capability = (9, 0)
+"""The one for which torch multiplies FP8 numbers with a scale for each block."""
 
 
 def in_words(capability: Capability) -> str:

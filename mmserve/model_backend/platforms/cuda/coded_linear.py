@@ -1,7 +1,7 @@
 """Layers that the checkpoint stores quantized (AWQ, GPTQ, compressed-tensors, FP8), on a GPU. They stay in their bits.
 
 Activations are not rounded, also where the checkpoint would round them: that is more exact than its own arithmetic.
-Checkpoints in FP8 come here in blocks, and where ``fp8_linear`` does not take them.
+Checkpoints in FP8 come here where ``fp8`` does not take them.
 """
 
 from __future__ import annotations

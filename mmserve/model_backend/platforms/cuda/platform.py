@@ -11,7 +11,6 @@ import torch
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.config.fields import AttentionChoice, Quantization
 from mmserve.config.resolved.deployment import Deployment
-from mmserve.config.resolved.gpu_capability import ADA
 from mmserve.config.resolved.gpu_memory import Card, tower_nbytes
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
@@ -64,12 +63,12 @@ class CudaPlatform(TorchPlatform):
     def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
         if quantization != "fp8":
             return super().linear_method(quantization, shape)
-        from mmserve.model_backend.platforms.cuda.fp8_linear import Fp8Linear, PlainSource, check_fp8, sizes_fit
+        from mmserve.model_backend.platforms.cuda.fp8 import forms, linear, trials
 
-        check_fp8(self.device, self.dtype)
-        if not (shape.quantizable and sizes_fit(shape)):
+        trials.check_fp8(self.device, self.dtype)
+        if not (shape.quantizable and linear.sizes_fit(shape)):
             return self._plain(shape)
-        return Fp8Linear(PlainSource(shape, self.dtype), self.dtype, self.device)
+        return linear.Fp8Linear(linear.PlainSource(shape, self.dtype), forms.BY_ROWS, self.dtype, self.device)
 
     def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
         """Rows are looked up, and the head decides much: they stay as they are."""
@@ -80,20 +79,14 @@ class CudaPlatform(TorchPlatform):
     def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
         if scheme.layout == "gguf":
             raise StartupError(f"a quantised checkpoint ({scheme}) is computed on a CPU alone: add --device cpu")
-        from mmserve.model_backend.platforms.cuda import coded_linear, fp8_linear
+        from mmserve.model_backend.platforms.cuda import coded_linear
+        from mmserve.model_backend.platforms.cuda.fp8 import linear, trials
 
-        if fp8_linear.may_take(scheme, shape) and self._multiplies_fp8():
-            return fp8_linear.Fp8Linear(fp8_linear.StoredSource(scheme, shape), self.dtype, self.device)
+        form = linear.form_of(scheme, shape)
+        if form is not None and trials.works_for_checkpoints(Gpu.of(self.device), self.dtype, form):
+            return linear.Fp8Linear(linear.StoredSource(scheme, shape), form, self.dtype, self.device)
         coded_linear.check_coded(self.device, self.dtype, float8=scheme.layout == "fp8")
         return coded_linear.CodedLinear(scheme, shape, self.device)
-
-    def _multiplies_fp8(self) -> bool:
-        """Not in float32, which asks for exact products."""
-        from mmserve.model_backend.platforms.cuda.fp8_linear import works_for_checkpoints
-
-        if self.dtype is torch.float32 or Gpu.of(self.device).capability < ADA:
-            return False
-        return works_for_checkpoints(self.device, self.dtype)
 
     def _plain(self, shape: LinearShape) -> PlainLinear:
         return self.plain_linear(shape, self.dtype, self.device)

@@ -1,4 +1,4 @@
-"""Rows of activations as FP8 with a scale each, in one launch."""
+"""Rows of activations as FP8 numbers, with one scale a row or one for each group of numbers, in one launch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,54 @@ import triton.language as tl
 
 
 @triton.jit
-def quantize_rows(x, out, scales, stride_x, SIZE: tl.constexpr, PADDED: tl.constexpr, LARGEST: tl.constexpr):
-    """A program a row of SIZE numbers: out = x / scale, with the scale that makes the row's largest number LARGEST."""
+def quantize_rows(
+    x,
+    numbers,
+    scales,
+    num_rows,
+    stride_x,
+    stride_group,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    """A program a row of SIZE numbers; rows from ``num_rows`` on are zeros. GROUP: see ``store_rounded``."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
-    values = tl.load(x + row * stride_x + at, mask=at < SIZE, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(values), 0), 1e-12) / LARGEST
-    tl.store(scales + row, scale)
-    quantized = tl.clamp(values / scale, -LARGEST, LARGEST)
-    tl.store(out + row * SIZE + at, quantized.to(out.dtype.element_ty), mask=at < SIZE)
+    inside = at < tl.where(row < num_rows, SIZE, 0)
+    values = tl.load(x + row * stride_x + at, mask=inside, other=0.0).to(tl.float32)
+    store_rounded(values, numbers, scales, row, 0, stride_group, SIZE, PADDED, GROUP, LARGEST)
+
+
+@triton.jit
+def store_rounded(
+    values,
+    numbers,
+    scales,
+    row,
+    first,
+    stride_group,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    """numbers = values / scale, with the scale that makes the largest number LARGEST.
+
+    values: float32 [PADDED], the row's numbers from ``first`` on, and zeros behind its SIZE numbers. GROUP: None where
+    all numbers of the row have one scale; else the group's is stored at ``row`` of its place.
+    """
+    at = tl.arange(0, PADDED)
+    if GROUP is None:
+        scale = tl.maximum(tl.max(tl.abs(values), 0), 1e-12) / LARGEST
+        tl.store(scales + row, scale)
+        rounded = tl.clamp(values / scale, -LARGEST, LARGEST)
+    else:
+        grouped = tl.reshape(values, [PADDED // GROUP, GROUP])
+        scale = tl.maximum(tl.max(tl.abs(grouped), 1), 1e-12) / LARGEST
+        group = first // GROUP + tl.arange(0, PADDED // GROUP)
+        tl.store(scales + group * stride_group + row, scale, mask=group < SIZE // GROUP)
+        rounded = tl.reshape(tl.clamp(grouped / scale[:, None], -LARGEST, LARGEST), [PADDED])
+    to = numbers + row * SIZE + first + at
+    tl.store(to, rounded.to(numbers.dtype.element_ty), mask=first + at < SIZE)

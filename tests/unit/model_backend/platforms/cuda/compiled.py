@@ -157,7 +157,7 @@ def compile_encoder(dim: int, dtype: str, capability: int) -> list[dict[str, Any
 def compile_rows(size: int, dtype: str, capability: int) -> list[dict[str, Any]]:
     """The norm of rows of so many numbers, the rotation of heads and the gate of an MLP."""
     from mmserve.model_backend.platforms.cuda.coded_linear import CodedWeights
-    from mmserve.model_backend.platforms.cuda.fp8_linear import quantized_in_one_launch
+    from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, quantized_in_one_launch
     from mmserve.model_backend.platforms.cuda.row_ops import RowOps
 
     ops, x, angles = RowOps(), torch.empty(8, size, dtype=getattr(torch, dtype)), torch.empty(8, 64)
@@ -168,6 +168,7 @@ def compile_rows(size: int, dtype: str, capability: int) -> list[dict[str, Any]]
         ops.rotary_(x.unflatten(1, (-1, 128)), angles.to(x.dtype), angles.to(x.dtype))
         ops.act_and_mul("silu")(x)
         quantized_in_one_launch(x)
+        quantized_in_one_launch(x, GROUP)
         for codes in (torch.empty(64, 2048, dtype=torch.uint8), torch.empty(64, 4096, dtype=torch.float8_e4m3fn)):
             scales = torch.empty(64, 32)
             CodedWeights(codes, scales, scales, None, 128, 64, 4096).product(torch.empty(64, 4096, dtype=x.dtype))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from benchmarks.gpu.kernels import coded
-from benchmarks.gpu.kernels.case import Bench, compare
-from mmserve.config.resolved.gpu_capability import ADA, Capability
-from mmserve.model_backend.platforms.cuda import coded_linear, fp8_linear
+from benchmarks.gpu.kernels.case import Bench, Cases, compare
+from mmserve.config.resolved.gpu_capability import Capability
+from mmserve.model_backend.platforms.cuda import coded_linear
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu
 from mmserve.model_backend.platforms.cuda.coded_linear import CodedWeights
+from mmserve.model_backend.platforms.cuda.fp8 import products, rows, trials
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
+from tests.fakes.scaled_products import scaled_mm
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 pytestmark = needs_interpreter
@@ -35,35 +37,49 @@ def test_products_with_codes_are_those_of_float64(bench: Bench) -> None:
 
 def test_products_in_fp8_are_those_of_the_rounded_numbers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch: the interpreter rounds to FP8 wrongly."""
-    monkeypatch.setattr(fp8_linear, "quantized_in_one_launch", fp8_linear.quantized)
-    monkeypatch.setattr(fp8_linear, "scaled_product", fp8_linear.exact_product)
+    monkeypatch.setattr(rows, "quantized_in_one_launch", rows.quantized)
     cases = list(coded.product_in_fp8(bench))
     assert len(cases) == 2
     for case in cases:
         compare(bench, case)
-    monkeypatch.setattr(fp8_linear, "scaled_product", lambda x, weight, dtype: x[0].to(dtype) @ weight[0].to(dtype).T)
+    monkeypatch.setattr(products, "by_rows", _unscaled)
     with pytest.raises(AssertionError, match="relative error"):
         compare(bench, cases[0])
 
 
-@pytest.mark.parametrize("capability", [(9, 0), (8, 6)])
+def _unscaled(x: rows.Rows, weight: rows.Rows, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    return x.numbers.to(dtype) @ weight.numbers.to(dtype).T
+
+
+@pytest.mark.parametrize(
+    ("cases_of", "count", "capability", "in_fp8"),
+    [
+        (coded.product_with_float8, 4, (9, 0), True),
+        (coded.product_with_float8, 4, (8, 6), False),
+        (coded.product_with_blocks, 6, (9, 0), True),
+        (coded.product_with_blocks, 6, (10, 0), False),
+    ],
+)
 def test_a_layer_of_an_fp8_checkpoint_is_compared_and_one_that_widens_is_noticed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, capability: Capability
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, cases_of: Cases, count: int, capability: Capability, in_fp8: bool
 ) -> None:
-    """torch rounds and multiplies, as above; its product has a form on a CPU."""
+    """torch rounds and multiplies, as above; with blocks a stand-in for it."""
     monkeypatch.setattr(Gpu, "of", lambda device: Gpu(device, capability, 1, 0))
-    monkeypatch.setattr(fp8_linear, "Fp8Linear", partial(fp8_linear.Fp8Linear, quantize=fp8_linear.quantized))
-    monkeypatch.setattr(fp8_linear, "works_for_checkpoints", lambda device, dtype: True)
+    monkeypatch.setattr(F, "scaled_mm", scaled_mm)
+    monkeypatch.setattr(rows, "quantized_in_one_launch", rows.quantized)
+    monkeypatch.setattr(trials, "problem_with_fp8", lambda *_: "")
     monkeypatch.setattr(coded_linear, "check_coded", lambda device, dtype, float8: None)
+    trials.works_for_checkpoints.cache_clear()
     bench = replace(bench, platform=CudaPlatform(torch.device("cpu"), torch.bfloat16))
-    cases = list(coded.product_with_float8(bench))
-    assert len(cases) == 4
+    cases = list(cases_of(bench))
+    assert len(cases) == count
     for case in cases:
-        if capability >= ADA:
+        if in_fp8:
             compare(bench, case)
             continue
         with pytest.raises(AssertionError, match="relative error"):
             compare(bench, case)
+    trials.works_for_checkpoints.cache_clear()
 
 
 def test_a_wrong_product_is_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,46 +9,26 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from mmserve.checkpoint.quantization.read import read_scheme
-from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.resolved.gpu_capability import ADA, Capability
-from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
+from mmserve.config.resolved.gpu_capability import ADA, HOPPER, Capability
+from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.target import LinearShard
-from mmserve.model_backend.platforms.cuda import coded_linear, fp8_linear
+from mmserve.model_backend.platforms.cuda import coded_linear
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu
 from mmserve.model_backend.platforms.cuda.coded_linear import CodedLinear
-from mmserve.model_backend.platforms.cuda.fp8_linear import Fp8Linear, Rows, StoredSource, quantized, scaled_product
+from mmserve.model_backend.platforms.cuda.fp8 import products, rows, trials
+from mmserve.model_backend.platforms.cuda.fp8.forms import BY_ROWS
+from mmserve.model_backend.platforms.cuda.fp8.linear import Fp8Linear, StoredSource
+from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, Rows, quantized
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from tests.fakes.quantized_checkpoints import Format, awq, float8, fp8
+from tests.fakes.scaled_products import scaled_mm
+from tests.unit.model_backend.platforms.cuda.fp8.loading import loaded, random, scheme_of
 
 CPU = torch.device("cpu")
 OUTPUTS, INPUTS = 48, 64
 FORMS = {"tensor": float8("tensor"), "channel": float8("channel"), "fp8": fp8(), "static inputs": fp8(static=True)}
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def scheme_of(form: Format) -> QuantizationScheme:
-    scheme = read_scheme({"quantization_config": form.config})
-    assert scheme is not None
-    return scheme
-
-
-def loaded(layer: LinearMethod, form: Format, shards: dict[str, LinearShard]) -> torch.Tensor:
-    """Fills the layer as the loader does; returns the matrix that it stands for, in float64."""
-    parts = []
-    for factor, (name, shard) in enumerate(shards.items(), 1):
-        tensors, weight = form.quantize(factor**3 * random(*shard.shape), 0)
-        for full_name, target in layer.targets(shard):
-            stored = tensors[full_name.removeprefix(f"{name}.")].reshape(target.shape)
-            target.into.copy_(stored.narrow(target.dim, target.start, target.into.shape[target.dim]))
-        rows = shard.rows.stop - shard.rows.start
-        parts.append(weight.narrow(shard.dim, shard.start, rows if shard.dim == 0 else INPUTS))
-    layer.finish_loading()
-    return torch.cat(parts).double()
 
 
 WHOLE = {
@@ -65,11 +45,12 @@ BY_INPUTS = {"o": LinearShard("o", (OUTPUTS, 2 * INPUTS), slice(0, OUTPUTS), 1, 
 @pytest.mark.parametrize("shards", [WHOLE, BY_OUTPUTS, BY_INPUTS], ids=["whole", "by outputs", "by inputs"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_products_are_those_of_the_stored_numbers_and_of_rounded_inputs(
-    form: Format, shards: dict[str, LinearShard]
+    form: Format, shards: dict[str, LinearShard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fused matrices have scales of their own, which differ by a factor of 8."""
+    monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
     shape = LinearShape.full(OUTPUTS, INPUTS, tuple(shards))
-    layer = Fp8Linear(StoredSource(scheme_of(form), shape), torch.bfloat16, CPU, scaled_product, quantized)
+    layer = Fp8Linear(StoredSource(scheme_of(form), shape), BY_ROWS, torch.bfloat16, CPU)
     weight = loaded(layer, form, shards)
     x, bias, residual = (each.bfloat16() for each in (random(5, INPUTS), random(OUTPUTS), random(5, OUTPUTS)))
     x[1] *= 300
@@ -83,21 +64,23 @@ def test_products_are_those_of_the_stored_numbers_and_of_rounded_inputs(
     assert (residual - expected).norm() <= 2**-7 * expected.norm()
 
 
-def test_the_product_is_told_one_scale_a_row_and_one_an_output() -> None:
+def test_the_product_is_told_one_scale_a_row_and_one_an_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one scale is for a whole matrix, too: the GPU then computes both kinds in one way."""
     told: list[Rows] = []
 
-    def product(x: Rows, weight: Rows, dtype: torch.dtype) -> torch.Tensor:
+    def product(x: Rows, weight: Rows, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         told.extend((x, weight))
-        return scaled_product(x, weight, dtype)
+        return torch.empty(len(x.numbers), len(weight.numbers), dtype=dtype)
 
+    monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
+    monkeypatch.setattr(products, "by_rows", product)
     shape = LinearShape.full(OUTPUTS, INPUTS, ("q", "k"))
-    layer = Fp8Linear(StoredSource(scheme_of(fp8()), shape), torch.bfloat16, CPU, product, quantized)
+    layer = Fp8Linear(StoredSource(scheme_of(fp8()), shape), BY_ROWS, torch.bfloat16, CPU)
     loaded(layer, fp8(), WHOLE)
     layer.apply(random(3, INPUTS).bfloat16())
-    for (numbers, scales), rows in zip(told, (3, OUTPUTS), strict=True):
-        assert (numbers.dtype, numbers.shape) == (torch.float8_e4m3fn, (rows, INPUTS))
-        assert (scales.dtype, scales.shape) == (torch.float32, (rows, 1))
+    for (numbers, scales), count in zip(told, (3, OUTPUTS), strict=True):
+        assert (numbers.dtype, numbers.shape) == (torch.float8_e4m3fn, (count, INPUTS))
+        assert (scales.dtype, scales.shape) == (torch.float32, (count, 1))
         assert numbers.is_contiguous()
         assert scales.is_contiguous()
     _, of_outputs = told[1]
@@ -109,12 +92,14 @@ def test_the_product_is_told_one_scale_a_row_and_one_an_output() -> None:
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A GPU whose kernels compute, the inputs' rounding by torch."""
     monkeypatch.setattr(coded_linear, "check_coded", lambda device, dtype, float8: None)
-    monkeypatch.setattr(fp8_linear, "quantized_in_one_launch", quantized)
-    for cached in (fp8_linear.problem_with_fp8, fp8_linear.works_for_checkpoints):
-        cached.cache_clear()
+    monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
+    monkeypatch.setattr(F, "scaled_mm", scaled_mm)
+    cached = trials.problem_with_fp8, trials.works_for_checkpoints
+    for each in cached:
+        each.cache_clear()
     yield
-    for cached in (fp8_linear.problem_with_fp8, fp8_linear.works_for_checkpoints):
-        cached.cache_clear()
+    for each in cached:
+        each.cache_clear()
 
 
 def chosen(
@@ -123,9 +108,10 @@ def chosen(
     capability: Capability = ADA,
     dtype: torch.dtype = torch.bfloat16,
     outputs: int = OUTPUTS,
+    inputs: int = INPUTS,
 ) -> type:
     monkeypatch.setattr(Gpu, "of", lambda device: Gpu(device, capability, 1, 0))
-    shape = LinearShape.full(outputs, INPUTS, ("q", "k"))
+    shape = LinearShape.full(outputs, inputs, ("q", "k"))
     return type(CudaPlatform(CPU, dtype).checkpoint_linear_method(scheme_of(form), shape))
 
 
@@ -137,6 +123,22 @@ def test_cards_with_fp8_units_multiply_in_fp8(form: Format, monkeypatch: pytest.
     assert chosen(monkeypatch, form, (8, 6)) is CodedLinear
 
 
+@pytest.mark.usefixtures("checked")
+def test_blocks_of_128_are_multiplied_in_fp8_on_hopper_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocks = fp8(block=(GROUP, GROUP))
+    assert chosen(monkeypatch, blocks, HOPPER, inputs=2 * GROUP) is Fp8Linear
+    assert not caplog.records
+    for _ in range(2):
+        assert chosen(monkeypatch, blocks, (10, 0), inputs=2 * GROUP) is CodedLinear
+    (record,) = caplog.records
+    assert "blocks on compute capability 9.0 alone, and this GPU's is 10.0" in record.getMessage()
+    assert chosen(monkeypatch, blocks, HOPPER, torch.float32, inputs=2 * GROUP) is CodedLinear
+    assert chosen(monkeypatch, blocks, HOPPER, inputs=GROUP + 32) is CodedLinear
+    assert chosen(monkeypatch, fp8(block=(32, 32)), HOPPER, inputs=2 * GROUP) is CodedLinear
+
+
 def weights_alone() -> Format:
     form = float8("channel")
     (group,) = form.config["config_groups"].values()
@@ -144,8 +146,8 @@ def weights_alone() -> Format:
 
 
 @pytest.mark.usefixtures("checked")
-def test_blocks_other_formats_and_exact_inputs_take_the_kernel_that_widens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for form in (fp8(block=(32, 32)), awq(), weights_alone()):
+def test_other_formats_and_exact_inputs_take_the_kernel_that_widens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for form in (awq(), weights_alone()):
         assert chosen(monkeypatch, form) is CodedLinear
     assert chosen(monkeypatch, fp8(), dtype=torch.float32) is CodedLinear
     assert chosen(monkeypatch, fp8(), outputs=40) is CodedLinear
@@ -155,8 +157,26 @@ def test_blocks_other_formats_and_exact_inputs_take_the_kernel_that_widens(monke
 def test_a_card_that_fails_the_comparison_widens_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fp8_linear, "scaled_product", lambda x, weight, dtype: x[0].to(dtype) @ weight[0].to(dtype).T)
+    def unscaled(x: Rows, weight: Rows, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        return x.numbers.to(dtype) @ weight.numbers.to(dtype).T
+
+    monkeypatch.setattr(products, "by_rows", unscaled)
     assert chosen(monkeypatch, fp8()) is CodedLinear
     assert chosen(monkeypatch, float8("channel")) is CodedLinear
     (record,) = caplog.records
-    assert "torch._scaled_mm computes wrong products on this GPU" in record.getMessage()
+    assert "scaled product computes wrong products on this GPU" in record.getMessage()
+
+
+@pytest.mark.usefixtures("checked")
+@pytest.mark.parametrize("fails", [AttributeError("no scaled_mm"), NotImplementedError("needs cublasLt >= 12.9")])
+def test_a_torch_without_products_of_blocks_widens_and_says_so_once(
+    fails: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def product(*_: object, **__: object) -> torch.Tensor:
+        raise fails
+
+    monkeypatch.setattr(F, "scaled_mm", product)
+    for _ in range(2):
+        assert chosen(monkeypatch, fp8(block=(GROUP, GROUP)), HOPPER, inputs=2 * GROUP) is CodedLinear
+    (record,) = caplog.records
+    assert str(fails) in record.getMessage()
