@@ -41,7 +41,7 @@ def product_with_codes(bench: Bench) -> Iterator[Case]:
 def product_in_fp8(bench: Bench) -> Iterator[Case]:
     """``--quantization fp8``: both sides are rounded, by rows. What is exact is the product of the rounded numbers.
     Triton's kernel rounds, so without Triton there is nothing to compare."""
-    if not _is_at_least(bench, ADA) or find_spec("triton") is None:
+    if not multiplies_fp8(bench):
         return
     out, inner = _sizes(bench)
     weight = bench.random(out, inner)
@@ -52,7 +52,7 @@ def product_in_fp8(bench: Bench) -> Iterator[Case]:
 def product_with_float8(bench: Bench) -> Iterator[Case]:
     """Two fused matrices of a checkpoint in FP8, with a scale each or one an output, through the layer that the
     platform chooses. What is exact is the product with inputs rounded by rows."""
-    if not _is_at_least(bench, ADA) or find_spec("triton") is None:
+    if not multiplies_fp8(bench):
         return
     out, inner = _sizes(bench)
     codes = bench.random(out, inner).float().to(torch.float8_e4m3fn)
@@ -181,6 +181,11 @@ def _dense(matrix: QuantizedMatrix) -> torch.Tensor:
 def _sizes(bench: Bench) -> tuple[int, int]:
     """Outputs and inputs."""
     return (48, 256) if bench.small else (576, 2048)
+
+
+def multiplies_fp8(bench: Bench) -> bool:
+    """Triton's kernels round, so without Triton nothing does."""
+    return _is_at_least(bench, ADA) and find_spec("triton") is not None
 
 
 def _is_at_least(bench: Bench, capability: Capability) -> bool:

@@ -48,10 +48,12 @@ def head_norm(bench: Bench) -> Iterator[Case]:
 
 
 def add_normed(bench: Bench) -> Iterator[Case]:
-    """The sum, and its norm behind it."""
+    """The sum and its norm behind it: of a norm, and of the numbers themselves."""
 
     def operation(ops: Ops, t: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat((ops.add_normed_(t[0], t[1], t[2], t[3], _EPS), t[0]))
+        return torch.cat(
+            (ops.add_normed_(t[0], t[1], t[2], t[3], _EPS), ops.add_normed_(t[0], t[1], None, t[2], _EPS), t[0])
+        )
 
     for rows, size in _sizes(bench, (1, 2560), (33, 640), (300, 3840)):
         inputs = (bench.random(rows, size), bench.random(rows, size), bench.random(size), bench.random(size))

@@ -3,7 +3,7 @@ here as soon as the platform uses it; one with a call of its own needs an entry.
 
 from __future__ import annotations
 
-from benchmarks.gpu.kernels import attention, coded, ops
+from benchmarks.gpu.kernels import attention, coded, ops, rounded
 from benchmarks.gpu.kernels.case import Kernel
 
 KERNELS = (
@@ -18,6 +18,8 @@ KERNELS = (
     Kernel("product in FP8", coded.product_in_fp8, ("bfloat16",)),
     Kernel("product with an FP8 checkpoint", coded.product_with_float8, ("bfloat16",)),
     Kernel("product with an FP8 checkpoint in blocks", coded.product_with_blocks, ("bfloat16",)),
+    Kernel("norm in FP8", rounded.normed, ("bfloat16",)),
+    Kernel("act_and_mul in FP8", rounded.gated, ("bfloat16",)),
     Kernel("encoder attention", ops.encoder_attention),
     Kernel("layer_norm", ops.layer_norm),
     Kernel("add_scaled", ops.add_scaled),

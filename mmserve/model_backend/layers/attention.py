@@ -27,7 +27,7 @@ from mmserve.model_backend.layers.target import Target
 
 
 class SelfAttention(nn.Module):
-    """``attend``, then ``out``. Each rank has its own heads; the output projection sums over the ranks."""
+    """``qkv``, ``attend``, then ``out``. Each rank has its own heads; the output projection sums over the ranks."""
 
     def __init__(
         self,
@@ -56,16 +56,16 @@ class SelfAttention(nn.Module):
             "o_proj", spec.num_heads * dim, hidden, bias=spec.attention_out_bias, context=context
         )
 
-    def attend(self, x: torch.Tensor, angles: Angles, layer_kv: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """[T, hidden] -> [T, heads * dim], the input of ``out``. Stores K and V in ``layer_kv``."""
-        heads = self.qkv(x).view(x.shape[0], self._heads + 2 * self._kv_heads, self._dim)
+    def attend(self, qkv: torch.Tensor, angles: Angles, layer_kv: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """What ``qkv`` made -> [T, heads * dim], the input of ``out``. Stores K and V in ``layer_kv``."""
+        heads = qkv.view(len(qkv), self._heads + 2 * self._kv_heads, self._dim)
         q = heads[:, : self._heads]
         turn = self._turn(angles)
         if not self._backend.turns_heads:
             turn_heads_(self._ops, heads, self._heads, self._kv_heads, turn)
             turn = UNTURNED
         # A row's K and V heads are adjacent, as the cache stores a token: one write for both.
-        kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
+        kv = heads[:, self._heads :].view(len(qkv), 2, self._kv_heads, self._dim)
         return self._backend.forward(q, kv, layer_kv, metadata, self.mask, turn).flatten(1)
 
     def _turn(self, angles: Angles) -> HeadTurn:

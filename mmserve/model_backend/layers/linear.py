@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
+from mmserve.model_backend.layers.ops import GatedProduct
 from mmserve.model_backend.layers.target import LinearShard, Target
 
 
@@ -112,11 +114,17 @@ class RowParallelLinear(LinearLayer):
         self.method = context.linear_method(LinearShape.full(out_size, self.in_size, (self._name,)))
         self.bias = context.empty(out_size) if bias else None
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns ``residual``, to which the result was added in place; without one the result."""
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, gated: GatedProduct | None = None
+    ) -> torch.Tensor:
+        """Returns ``residual``, to which the result was added in place; without one the result.
+
+        ``gated``: x is the gate and what it is multiplied with, [T, 2 * in / ranks].
+        """
+        apply = self.method.apply if gated is None else partial(gated, self.method)
         if self._tp.size == 1:
-            return self.method.apply(x, self.bias, residual)
-        total = self._tp.sum(self.method.apply(x))
+            return apply(x, self.bias, residual)
+        total = self._tp.sum(apply(x, None, None))
         out = total if residual is None else residual.add_(total)
         return out if self.bias is None else out.add_(self.bias)
 

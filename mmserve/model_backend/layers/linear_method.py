@@ -33,6 +33,9 @@ class LinearShape(NamedTuple):
 class LinearMethod(Protocol):
     """The weights of one linear layer in one format. The constructor allocates them as the checkpoint stores them."""
 
+    adds_residual: bool
+    """``apply`` adds a residual while it multiplies; else by a pass of its own, which another operation could make."""
+
     def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]:
         """(canonical name, target) of each checkpoint tensor that stores this shard."""
         ...

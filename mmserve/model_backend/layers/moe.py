@@ -15,6 +15,8 @@ from mmserve.model_backend.layers.linear import (
     ReplicatedLinear,
     RowParallelLinear,
 )
+from mmserve.model_backend.layers.norm import RmsNorm
+from mmserve.model_backend.layers.residual import Residual
 from mmserve.model_backend.layers.target import Target
 
 
@@ -80,6 +82,10 @@ class MoeMlp(nn.Module):
             first += count
         total = self._tp.sum(out)
         return total if residual is None else residual.add_(total)
+
+    def add_to(self, stream: Residual, norm: RmsNorm, after: RmsNorm | None) -> None:
+        """The block's result of the stream's ``norm``, or the norm ``after`` of it."""
+        stream.add_block(self, norm, after)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield from self.router.targets()

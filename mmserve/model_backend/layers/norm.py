@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.ops import Addend, Product
 from mmserve.model_backend.layers.target import Target
 
 
@@ -23,12 +24,19 @@ class RmsNorm(nn.Module):
         self._name, self._ops, self.eps, self._offset = context.prefix + name, context.ops, eps, offset
         self.weight = context.empty(size).float() if offset else context.empty(size)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._ops.rms_norm(x, self.weight, self.eps)
+    def forward(self, x: torch.Tensor, addend: Addend | None = None) -> torch.Tensor:
+        """``addend`` is added to ``x`` in place first."""
+        if addend is None:
+            return self._ops.rms_norm(x, self.weight, self.eps)
+        return self._ops.add_normed_(x, addend.values, addend.norm_weight, self.weight, self.eps)
 
-    def added(self, hidden: torch.Tensor, x: torch.Tensor, *, then: RmsNorm | None = None) -> torch.Tensor:
-        """``hidden``, to which the norm of ``x`` was added in place; or the norm ``then`` of it."""
-        return self._ops.add_normed_(hidden, x, self.weight, None if then is None else then.weight, self.eps)
+    def product(self, x: torch.Tensor, linear: Product, addend: Addend | None) -> torch.Tensor:
+        """Of the norm of ``x``, to which ``addend`` is added in place first."""
+        return self._ops.normed_product(x, self.weight, self.eps, linear, addend)
+
+    def add_to(self, hidden: torch.Tensor, x: torch.Tensor) -> None:
+        """The norm of ``x``, in place."""
+        self._ops.add_normed_(hidden, x, self.weight, None, self.eps)
 
     def heads_(self, x: torch.Tensor) -> None:
         """[T, heads, size], each head by itself, in place."""

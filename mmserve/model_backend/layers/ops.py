@@ -10,6 +10,8 @@ import torch
 from mmserve.model_backend.layers.linear_method import LinearMethod
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
+GatedProduct = Callable[[LinearMethod, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+"""(method, x, bias, residual) -> ``method.apply`` of ``Ops.act_and_mul``'s result."""
 
 
 class Product(Protocol):
@@ -20,6 +22,14 @@ class Product(Protocol):
 
     @property
     def bias(self) -> torch.Tensor | None: ...
+
+
+class Addend(NamedTuple):
+    """What is added to hidden states before they are read."""
+
+    values: torch.Tensor
+    norm_weight: torch.Tensor | None
+    """Their RMSNorm with these weights is added; None: they themselves."""
 
 
 class FeedForward(NamedTuple):
@@ -52,9 +62,16 @@ class Ops(Protocol):
         ...
 
     def add_normed_(
-        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, then: torch.Tensor | None, eps: float
+        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, then: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """hidden += ``rms_norm(x, weight)``. Returns the sum's norm with the weights ``then``; without them the sum."""
+        """hidden += ``rms_norm(x, weight)``, or x without weights. Returns the sum's norm with the weights ``then``;
+        without them the sum."""
+        ...
+
+    def normed_product(
+        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, product: Product, addend: Addend | None = None
+    ) -> torch.Tensor:
+        """[T, size] -> [T, out]: the product with ``rms_norm(hidden, weight)``, once ``addend`` was added in place."""
         ...
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -82,6 +99,10 @@ class Ops(Protocol):
 
     def act_and_mul(self, name: str) -> Activation:
         """[T, 2 * size] -> act(first half) * second half, [T, size]. Raises StartupError for an unknown name."""
+        ...
+
+    def gated_product(self, name: str) -> GatedProduct:
+        """Behind ``act_and_mul`` of that name."""
         ...
 
     def feed_forward_(self, x: torch.Tensor, block: FeedForward) -> None:

@@ -17,6 +17,7 @@ from mmserve.model_backend.layers.embedding import VocabParallelEmbedding
 from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.layers.moe import MoeMlp
 from mmserve.model_backend.layers.norm import RmsNorm
+from mmserve.model_backend.layers.residual import Residual
 from mmserve.model_backend.layers.rotary import Angles, Rotary
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
@@ -46,21 +47,20 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        hidden: torch.Tensor,
+        stream: Residual,
         angles: Angles,
         layer_kv: torch.Tensor,
         metadata: Any,
         logits_indices: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Adds to ``hidden`` in place. In the last layer only the rows ``logits_indices`` go on, as a copy."""
-        attended = self.attention.attend(self.attention_norm(hidden), angles, layer_kv, metadata)
+    ) -> None:
+        """In the last layer only the rows ``logits_indices`` go on."""
+        qkv = stream.product(self.attention_norm, self.attention.qkv)
+        attended = self.attention.attend(qkv, angles, layer_kv, metadata)
         if logits_indices is not None:
-            attended, hidden = attended[logits_indices], hidden[logits_indices]
-        if self.after_attention_norm is None or self.after_mlp_norm is None:
-            hidden = self.attention.out(attended, hidden)
-            return self.mlp(self.mlp_norm(hidden), hidden)  # type: ignore[no-any-return]
-        normed = self.after_attention_norm.added(hidden, self.attention.out(attended), then=self.mlp_norm)
-        return self.after_mlp_norm.added(hidden, self.mlp(normed))
+            attended = attended[logits_indices]
+            stream.keep(logits_indices)
+        stream.add_product(self.attention.out, attended, after=self.after_attention_norm)
+        self.mlp.add_to(stream, self.mlp_norm, self.after_mlp_norm)
 
     def weights(self) -> DecoderLayerWeights | None:
         """None for a layer with experts."""
@@ -134,12 +134,14 @@ class Decoder(nn.Module):
     ) -> torch.Tensor:
         """The last layer computes K and V for all rows, and the rest for the rows whose logits are needed."""
         angles = self._rotary.angles(positions)
+        stream = Residual(hidden)
         *others, (last, last_kv) = zip(self.layers, kv_cache, strict=True)
         for index, (layer, layer_kv) in enumerate(others):
-            hidden = layer(hidden, angles, layer_kv, metadata)
+            layer(stream, angles, layer_kv, metadata)
             if deepstack is not None and index < len(deepstack.values):
-                hidden.index_add_(0, deepstack.rows, deepstack.values[index])
-        return last(hidden, angles, last_kv, metadata, logits_indices)  # type: ignore[no-any-return]
+                stream.settled().index_add_(0, deepstack.rows, deepstack.values[index])
+        last(stream, angles, last_kv, metadata, logits_indices)
+        return stream.settled()
 
     def normalized(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.norm(hidden)  # type: ignore[no-any-return]

@@ -22,7 +22,7 @@ from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
-from mmserve.model_backend.layers.ops import Activation, FeedForward, Ops
+from mmserve.model_backend.layers.ops import Activation, Addend, FeedForward, GatedProduct, Ops, Product
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
@@ -59,10 +59,19 @@ class TorchOps:
         x.copy_(self.rms_norm(x, weight, eps))
 
     def add_normed_(
-        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, then: torch.Tensor | None, eps: float
+        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, then: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        hidden.add_(self.rms_norm(x, weight, eps))
+        hidden.add_(x if weight is None else self.rms_norm(x, weight, eps))
         return hidden if then is None else self.rms_norm(hidden, then, eps)
+
+    def normed_product(
+        self, hidden: torch.Tensor, weight: torch.Tensor, eps: float, product: Product, addend: Addend | None = None
+    ) -> torch.Tensor:
+        if addend is None:
+            normed = self.rms_norm(hidden, weight, eps)
+        else:
+            normed = self.add_normed_(hidden, addend.values, addend.norm_weight, weight, eps)
+        return product.method.apply(normed, product.bias)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -85,6 +94,9 @@ class TorchOps:
 
     def act_and_mul(self, name: str) -> Activation:
         return partial(_act_and_mul, self.activation(name))
+
+    def gated_product(self, name: str) -> GatedProduct:
+        return partial(_gated_product, self.act_and_mul(name))
 
     def feed_forward_(self, x: torch.Tensor, block: FeedForward) -> None:
         act = (self.act_and_mul if block.gated else self.activation)(block.activation)
@@ -118,8 +130,20 @@ def _act_and_mul(act: Activation, x: torch.Tensor) -> torch.Tensor:
     return act(gate).mul_(up)
 
 
+def _gated_product(
+    act: Activation,
+    method: LinearMethod,
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return method.apply(act(x), bias, residual)
+
+
 class PlainLinear:
     """Unquantized weights [out, in] as the checkpoint stores them. See ``layers.linear_method.EmbeddingMethod``."""
+
+    adds_residual = True
 
     def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> None:
         self.weight = torch.empty(shape.out_size, shape.in_size, dtype=dtype, device=device)

@@ -93,6 +93,8 @@ class CodedWeights(NamedTuple):
 class CodedLinear:
     """See ``layers.linear_method.LinearMethod``. The stored tensors are in host memory until they are converted."""
 
+    adds_residual = False
+
     def __init__(self, scheme: QuantizationScheme, shape: LinearShape, device: torch.device) -> None:
         self._names, self._device = ", ".join(shape.names), device
         self._stored: StoredTensors | None = stored_tensors(scheme, shape)

@@ -10,14 +10,15 @@ import torch
 
 from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttention
 from mmserve.model_backend.platforms.cuda.attention.self_test import checked_encoder
-from mmserve.model_backend.platforms.cuda.row_ops import RowOps, working_kernels
+from mmserve.model_backend.platforms.cuda.fp8.ops import Fp8Ops
+from mmserve.model_backend.platforms.cuda.row_ops import working_kernels
 
 _working_kernels = lru_cache(working_kernels)
 
 logger = logging.getLogger(__name__)
 
 
-class TritonOps(RowOps):
+class TritonOps(Fp8Ops):
     """See ``layers.ops.Ops``. Kernels are tested before they are used: those of rows at once, the towers' when it first
     meets heads of a size."""
 

@@ -13,17 +13,16 @@ import torch
 import triton
 
 from mmserve.model_backend.layers.ops import Activation
-from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
+from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu, warps_of_row
 from mmserve.model_backend.platforms.cuda.kernels.rows import add_normed_rows, gate_rows, norm_rows, rotate_rows
 from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.runtime.errors import shortened
 
 _COLUMNS, _HEADS = 1024, 8
 """Of a program."""
-_NUMBERS_OF_A_WARP = 512
 _LONGEST_NORM = 1 << 14
 """Numbers that a program holds at once."""
-_GATES = {"silu": False, "swish": False, "gelu_new": True, "gelu_pytorch_tanh": True}
+GATES = {"silu": False, "swish": False, "gelu_new": True, "gelu_pytorch_tanh": True}
 """By the name in config.json: whether it is GELU."""
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of the difference from torch, which rounds too, as a part of the result."""
@@ -37,37 +36,39 @@ class RowOps(TorchOps):
     tested: frozenset[str] = frozenset()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        if "rms_norm" not in self.tested or not _fits(x):
+        if "rms_norm" not in self.tested or not fits(x):
             return super().rms_norm(x, weight, eps)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _norm(x[:, None], weight, out[:, None], eps)
         return out
 
     def head_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        if "rms_norm" not in self.tested or not _fits(x):
+        if "rms_norm" not in self.tested or not fits(x):
             super().head_norm_(x, weight, eps)
         else:
             _norm(x, weight, x, eps)
 
     def add_normed_(
-        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, then: torch.Tensor | None, eps: float
+        self, hidden: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, then: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        if "add_normed_" not in self.tested or not (_fits(x) and _fits(hidden)):
+        if "add_normed_" not in self.tested or not (fits(x) and fits(hidden)):
             return super().add_normed_(hidden, x, weight, then, eps)
         rows, size = x.shape
         out = hidden if then is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        weights = (x if each is None else each for each in (weight, then))
         with current_gpu(x):
             add_normed_rows[(rows,)](
-                *(hidden, x, weight, weight if then is None else then, out, hidden.stride(0), x.stride(0), eps),
+                *(hidden, x, *weights, out, hidden.stride(0), x.stride(0), eps),
                 SIZE=size,
                 PADDED=triton.next_power_of_2(size),
+                NORM=weight is not None,
                 THEN=then is not None,
-                num_warps=_warps(size),
+                num_warps=warps_of_row(size),
             )
         return out
 
     def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adjacent: bool = False) -> None:
-        if "rotary_" not in self.tested or not (_fits(x) and cos.is_contiguous() and sin.is_contiguous()):
+        if "rotary_" not in self.tested or not (fits(x) and cos.is_contiguous() and sin.is_contiguous()):
             return super().rotary_(x, cos, sin, adjacent)
         rows, heads, _ = x.shape
         pairs = cos.shape[-1]
@@ -82,12 +83,12 @@ class RowOps(TorchOps):
 
     def act_and_mul(self, name: str) -> Activation:
         plain = super().act_and_mul(name)
-        if "act_and_mul" not in self.tested or name not in _GATES:
+        if "act_and_mul" not in self.tested or name not in GATES:
             return plain
-        return partial(_gated, plain, _GATES[name])
+        return partial(_gated, plain, GATES[name])
 
 
-def _fits(x: torch.Tensor) -> bool:
+def fits(x: torch.Tensor) -> bool:
     """A kernel can compute it: rows, of numbers that lie next to each other."""
     return x.numel() > 0 and x.stride(-1) == 1 and x.shape[-1] <= _LONGEST_NORM
 
@@ -100,14 +101,8 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) 
             *(x, weight, out, x.stride(0), x.stride(1), out.stride(0), out.stride(1), eps),
             SIZE=size,
             PADDED=triton.next_power_of_2(size),
-            num_warps=_warps(size),
+            num_warps=warps_of_row(size),
         )
-
-
-def _warps(size: int) -> int:
-    """Of a program that holds a row of so many numbers."""
-    warps: int = min(16, max(1, triton.next_power_of_2(size) // _NUMBERS_OF_A_WARP))
-    return warps
 
 
 def _gated(plain: Activation, gelu: bool, x: torch.Tensor) -> torch.Tensor:
@@ -157,7 +152,8 @@ def _norm_trial(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
 def _add_trial(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:
     hidden, weight = x.flatten(1).clone(), x[0].flatten().clone()
     normed = ops.add_normed_(hidden, x.flatten(1), weight, weight, 1e-6)
-    return torch.cat((hidden, normed, ops.add_normed_(hidden, normed, weight, None, 1e-6)))
+    both = hidden, normed, ops.add_normed_(hidden.clone(), x.flatten(1), None, weight, 1e-6)
+    return torch.cat((*both, ops.add_normed_(hidden, normed, weight, None, 1e-6)))
 
 
 def _rotary_trial(ops: TorchOps, x: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ class PackedLinear:
     A row's result does not depend on the other rows.
     """
 
+    adds_residual = True
     packed: torch.Tensor
     format: int
     """The kernels' number for a product with them."""
@@ -161,6 +162,8 @@ class OneDnnLinear(PlainLinear):
 
 class RoundedInputs:
     """A method in bfloat16 for float32 inputs: rounds them and widens results. See ``EmbeddingMethod``."""
+
+    adds_residual = True
 
     def __init__(self, method: EmbeddingMethod) -> None:
         self._method = method

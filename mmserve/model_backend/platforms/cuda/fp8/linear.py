@@ -77,6 +77,8 @@ class StoredSource:
 class Fp8Linear:
     """See ``layers.linear_method.LinearMethod``."""
 
+    adds_residual = False
+
     def __init__(self, source: Source, form: Form, dtype: torch.dtype, device: torch.device) -> None:
         self.form, self._dtype, self._device = form, dtype, device
         self._source: Source | None = source

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
+from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu, warps_of_row
 from mmserve.model_backend.platforms.cuda.kernels.quantize_rows import quantize_rows
 
 FP8 = torch.float8_e4m3fn
@@ -38,13 +38,19 @@ def empty_rows(count: int, size: int, group: int | None, device: torch.device) -
     return Rows(numbers, torch.empty(size // group, count, dtype=torch.float32, device=device).T)
 
 
+def widened(rows: Rows, count: int) -> torch.Tensor:
+    """What the first ``count`` rows stand for, in float64. Not for weights in blocks."""
+    numbers, scales = rows.numbers[:count].double(), rows.scales[:count].double()
+    return numbers * scales.repeat_interleave(numbers.shape[1] // scales.shape[1], dim=1)
+
+
 def quantized(x: torch.Tensor, group: int | None = None) -> Rows:
     """By torch, on any device."""
     count, size = x.shape
     found = empty_rows(count, size, group, x.device)
     numbers = torch.zeros(found.numbers.shape, dtype=torch.float32, device=x.device)
     numbers[:count] = x
-    grouped = numbers.unflatten(1, (-1, group or size))
+    grouped = numbers.view(len(numbers), size // (group or size), group or size)
     scales = grouped.abs().amax(dim=2, keepdim=True).clamp_(min=_LEAST_SCALE) / LARGEST
     found.numbers.copy_((grouped / scales).clamp_(-LARGEST, LARGEST).flatten(1))
     found.scales.copy_(scales[..., 0])
@@ -63,12 +69,6 @@ def quantized_in_one_launch(x: torch.Tensor, group: int | None = None) -> Rows:
                 PADDED=triton.next_power_of_2(size),
                 GROUP=group,
                 LARGEST=LARGEST,
-                num_warps=warps(size),
+                num_warps=warps_of_row(size),
             )
-    return found
-
-
-def warps(size: int) -> int:
-    """Of a program that holds a row of so many numbers."""
-    found: int = min(16, max(1, triton.next_power_of_2(size) // 512))
     return found

@@ -3,51 +3,87 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
 import triton
 
 from mmserve.config.resolved.gpu_capability import ADA, HOPPER, in_words
+from mmserve.model_backend.layers.ops import Addend
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu
+from mmserve.model_backend.platforms.cuda.fp8 import launches
 from mmserve.model_backend.platforms.cuda.fp8.forms import BY_ROWS, Form
 from mmserve.model_backend.platforms.cuda.fp8.products import scales_of_weights
-from mmserve.model_backend.platforms.cuda.fp8.rows import FP8, GROUP, Rows, quantized
+from mmserve.model_backend.platforms.cuda.fp8.rows import FP8, GROUP, Rows, quantized, widened
+from mmserve.model_backend.platforms.cuda.row_ops import GATES
+from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.runtime.errors import StartupError, shortened
 
 _TOLERANCE = 0.05
 """Of a product's relative error: three bits of mantissa on both sides."""
 _ROWS, _INPUTS, _OUTPUTS = 33, 3 * GROUP, 2 * GROUP
+_EPS = 1e-6
 
 logger = logging.getLogger(__name__)
 
 
 @lru_cache
 def problem_with_fp8(device: torch.device, dtype: torch.dtype, form: Form) -> str:
-    """Why this GPU does not compute what torch does in float64, with random matrices; empty if it does.
+    """Why this GPU does not compute what torch does in float64, with random numbers; empty if it does.
 
     ``dtype``: of the result. Not every GPU has all.
     """
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(rows, _INPUTS, generator=generator) for rows in (_ROWS, _OUTPUTS))
-    bias = torch.randn(_OUTPUTS, generator=generator).to(dtype)
+    try:
+        for what, found, exact in (*_roundings(device, dtype, form), *_products(device, dtype, form)):
+            error_part = float((found[:_ROWS].cpu().double() - exact).norm() / exact.norm())
+            if not error_part < _TOLERANCE:
+                return f"computes wrong {what} on this GPU (relative error {error_part:.2g})"
+    except (AttributeError, RuntimeError, ValueError, OSError, triton.TritonError) as error:
+        # Torch's own checks raise ValueError, an older one lacks the function.
+        return f"does not work on this GPU ({shortened(' '.join(str(error).split()), 200)})"
+    return ""
+
+
+Trials = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
+"""What was computed, the result, and that in float64."""
+
+
+def _products(device: torch.device, dtype: torch.dtype, form: Form) -> Trials:
+    x, weight = (_random(rows, _INPUTS) for rows in (_ROWS, _OUTPUTS))
+    bias = _random(_OUTPUTS).to(dtype)
+    exact = x.double() @ weight.double().T + bias.double()
     for scales in _scales(weight, form):
         numbers = (weight / scales.repeat_interleave(_INPUTS // scales.shape[1], dim=1)).to(FP8)
-        try:
-            laid_out = scales if form.group is None else scales_of_weights(scales)
-            found = form.product(
-                form.quantized(x.to(device, dtype)),
-                Rows(numbers.to(device), laid_out.to(device)),
-                bias.to(device),
-                dtype,
-            )
-        except (AttributeError, RuntimeError, ValueError, OSError, triton.TritonError) as error:
-            # Torch's own checks raise ValueError, an older one lacks the function.
-            return f"does not work on this GPU ({shortened(' '.join(str(error).split()), 200)})"
-        exact = x.double() @ weight.double().T + bias.double()
-        if not (error_part := float((found[:_ROWS].cpu().double() - exact).norm() / exact.norm())) < _TOLERANCE:
-            return f"computes wrong products on this GPU (relative error {error_part:.2g})"
-    return ""
+        laid_out = scales if form.group is None else scales_of_weights(scales)
+        rows = form.quantized(x.to(device, dtype))
+        yield (
+            "products",
+            form.product(rows, Rows(numbers.to(device), laid_out.to(device)), bias.to(device), dtype),
+            exact,
+        )
+
+
+def _roundings(device: torch.device, dtype: torch.dtype, form: Form) -> Trials:
+    """Norms with what is added before them, and gates."""
+    hidden, x = (_random(_ROWS, _INPUTS, seed=seed).to(dtype) for seed in (1, 2))
+    weight = _random(_INPUTS).to(dtype)
+    for norm_weight in (None, weight):
+        own, exact = hidden.to(device, copy=True), hidden.double()
+        addend = Addend(x.to(device), None if norm_weight is None else norm_weight.to(device))
+        found = launches.normed(own, weight.to(device), _EPS, addend, form.group)
+        weights = None if norm_weight is None else norm_weight.double()
+        normed = TorchOps().add_normed_(exact, x.double(), weights, weight.double(), _EPS)
+        yield "norms", widened(found, _ROWS), normed
+        yield "sums", own, exact
+    for name in ("silu", "gelu_pytorch_tanh"):
+        both = torch.cat((hidden, x), dim=1)
+        found = launches.gated(both.to(device), GATES[name], form.group)
+        yield "gates", widened(found, _ROWS), TorchOps().act_and_mul(name)(both.double())
+
+
+def _random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
 def _scales(weight: torch.Tensor, form: Form) -> list[torch.Tensor]:
@@ -55,7 +91,7 @@ def _scales(weight: torch.Tensor, form: Form) -> list[torch.Tensor]:
     if form.group is None:
         return [quantized(weight).scales]
     of_outputs = quantized(weight, form.group).scales
-    of_blocks = of_outputs.unflatten(0, (-1, GROUP)).amax(1).repeat_interleave(GROUP, dim=0)
+    of_blocks = of_outputs.reshape(-1, GROUP, of_outputs.shape[1]).amax(1).repeat_interleave(GROUP, dim=0)
     return [of_blocks, of_outputs]
 
 

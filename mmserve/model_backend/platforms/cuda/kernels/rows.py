@@ -15,9 +15,8 @@ def norm_rows(
     at = tl.arange(0, PADDED)
     inside = at < SIZE
     values = tl.load(x + row * stride_x + head * stride_head + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
-    normed = values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * stride_out + head * stride_out_head + at, normed.to(out.dtype.element_ty), mask=inside)
+    result = normed(values, weight, at, inside, eps, SIZE)
+    tl.store(out + row * stride_out + head * stride_out_head + at, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -32,25 +31,36 @@ def add_normed_rows(
     eps,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
+    NORM: tl.constexpr,
     THEN: tl.constexpr,
 ):
-    """A program a row of SIZE numbers: hidden += RMSNorm(x); with THEN also out = RMSNorm(hidden), by its own weights.
-    Rows of ``out`` lie next to each other."""
+    """A program a row of SIZE numbers: hidden += RMSNorm(x), without NORM hidden += x; with THEN also
+    out = RMSNorm(hidden), by its own weights. Rows of ``out`` lie next to each other."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
     inside = at < SIZE
-    values = tl.load(x + row * stride_x + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
-    normed = values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    to = hidden + row * stride_hidden + at
-    total = tl.load(to, mask=inside, other=0.0).to(tl.float32) + normed
-    tl.store(to, total.to(hidden.dtype.element_ty), mask=inside)
+    addend = tl.load(x + row * stride_x + at, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        addend = normed(addend, weight, at, inside, eps, SIZE)
+    rounded = add_to_row(hidden + row * stride_hidden + at, addend, inside)
     if THEN:
-        # Of the sum as it is stored, so that all that read it later see the same numbers.
-        rounded = total.to(hidden.dtype.element_ty).to(tl.float32)
-        scale = tl.rsqrt(tl.sum(rounded * rounded, 0) / SIZE + eps)
-        result = rounded * scale * tl.load(then + at, mask=inside, other=0.0).to(tl.float32)
+        result = normed(rounded, then, at, inside, eps, SIZE)
         tl.store(out + row * SIZE + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def normed(values, weight, at, inside, eps, SIZE: tl.constexpr):
+    """RMSNorm of a row of SIZE numbers and zeros behind them."""
+    scale = tl.rsqrt(tl.sum(values * values, 0) / SIZE + eps)
+    return values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def add_to_row(to, addend, inside):
+    """Returns the sums as they are stored, so that all that read them later see the same numbers."""
+    total = (tl.load(to, mask=inside, other=0.0).to(tl.float32) + addend).to(to.dtype.element_ty)
+    tl.store(to, total, mask=inside)
+    return total.to(tl.float32)
 
 
 @triton.jit
@@ -87,8 +97,15 @@ def gate_rows(x, out, stride_x, SIZE: tl.constexpr, COLUMNS: tl.constexpr, GELU:
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < SIZE
-    gate = tl.load(x + row * stride_x + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * stride_x + SIZE + at, mask=inside, other=0.0).to(tl.float32)
+    values = gated(x + row * stride_x + at, inside, SIZE, GELU)
+    tl.store(out + row * SIZE + at, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated(at, inside, SIZE: tl.constexpr, GELU: tl.constexpr):
+    """act(gate) * up of each gate's address; the other number is SIZE behind it. float32, 0 outside."""
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + SIZE, mask=inside, other=0.0).to(tl.float32)
     # 0.5 (1 + tanh(y)) is the logistic function of 2 y.
     inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate
-    tl.store(out + row * SIZE + at, (gate * tl.sigmoid(inner) * up).to(out.dtype.element_ty), mask=inside)
+    return gate * tl.sigmoid(inner) * up

@@ -8,15 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.kernels import coded
+from benchmarks.gpu.kernels import coded, rounded
 from benchmarks.gpu.kernels.case import Bench, Cases, compare
 from mmserve.config.resolved.gpu_capability import Capability
 from mmserve.model_backend.platforms.cuda import coded_linear
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu
 from mmserve.model_backend.platforms.cuda.coded_linear import CodedWeights
-from mmserve.model_backend.platforms.cuda.fp8 import products, rows, trials
+from mmserve.model_backend.platforms.cuda.fp8 import launches, products, rows
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from tests.fakes.scaled_products import scaled_mm
+from tests.unit.model_backend.platforms.cuda.fp8.rounding import round_by_torch
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 pytestmark = needs_interpreter
@@ -37,7 +38,7 @@ def test_products_with_codes_are_those_of_float64(bench: Bench) -> None:
 
 def test_products_in_fp8_are_those_of_the_rounded_numbers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch: the interpreter rounds to FP8 wrongly."""
-    monkeypatch.setattr(rows, "quantized_in_one_launch", rows.quantized)
+    round_by_torch(monkeypatch)
     cases = list(coded.product_in_fp8(bench))
     assert len(cases) == 2
     for case in cases:
@@ -66,10 +67,8 @@ def test_a_layer_of_an_fp8_checkpoint_is_compared_and_one_that_widens_is_noticed
     """torch rounds and multiplies, as above; with blocks a stand-in for it."""
     monkeypatch.setattr(Gpu, "of", lambda device: Gpu(device, capability, 1, 0))
     monkeypatch.setattr(F, "scaled_mm", scaled_mm)
-    monkeypatch.setattr(rows, "quantized_in_one_launch", rows.quantized)
-    monkeypatch.setattr(trials, "problem_with_fp8", lambda *_: "")
+    round_by_torch(monkeypatch)
     monkeypatch.setattr(coded_linear, "check_coded", lambda device, dtype, float8: None)
-    trials.works_for_checkpoints.cache_clear()
     bench = replace(bench, platform=CudaPlatform(torch.device("cpu"), torch.bfloat16))
     cases = list(cases_of(bench))
     assert len(cases) == count
@@ -79,7 +78,6 @@ def test_a_layer_of_an_fp8_checkpoint_is_compared_and_one_that_widens_is_noticed
             continue
         with pytest.raises(AssertionError, match="relative error"):
             compare(bench, case)
-    trials.works_for_checkpoints.cache_clear()
 
 
 def test_a_wrong_product_is_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +85,19 @@ def test_a_wrong_product_is_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(CodedWeights, "product", lambda self, x: right(self._replace(zeros=self.zeros + 0.01), x))
     with pytest.raises(AssertionError, match="relative error"):
         compare(bench, next(coded.product_with_codes(bench)))
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+@pytest.mark.parametrize("cases_of", [rounded.normed, rounded.gated])
+def test_norms_and_gates_in_fp8_are_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch, cases_of: Cases) -> None:
+    """With scales of FP8, but numbers that are not rounded, which the interpreter does wrongly."""
+    monkeypatch.setattr(rows, "FP8", torch.float32)
+    cases = list(cases_of(bench))
+    assert len(cases) == (12 if cases_of is rounded.normed else 8)
+    for case in cases:
+        compare(bench, case)
+    right = launches.gated, launches.normed
+    monkeypatch.setattr(launches, "gated", lambda x, *how: right[0](1.001 * x, *how))
+    monkeypatch.setattr(launches, "normed", lambda x, weight, *how: right[1](x, 1.001 * weight, *how))
+    with pytest.raises(AssertionError, match="relative error"):
+        compare(bench, cases[0])

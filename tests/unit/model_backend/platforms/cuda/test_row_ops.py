@@ -44,6 +44,11 @@ def add_normed(ops: TorchOps, t: list[torch.Tensor], with_then: bool = True) -> 
     return torch.cat((t[0], normed))
 
 
+def added(ops: TorchOps, t: list[torch.Tensor]) -> torch.Tensor:
+    normed = ops.add_normed_(t[0][1:], t[1], None, t[2], 1e-5)
+    return torch.cat((t[0], normed, ops.add_normed_(t[0][1:], t[1], None, None, 1e-5)))
+
+
 def rotary(ops: TorchOps, t: list[torch.Tensor], adjacent: bool = False) -> torch.Tensor:
     ops.rotary_(t[0][:, : t[0].shape[1] - 1], t[1], t[2], adjacent)
     return t[0]
@@ -59,6 +64,7 @@ CASES: dict[str, tuple[Operation, tuple[tuple[int, ...], ...]]] = {
     "head_norm": (head_norm, ((3, 5, 16), (16,))),
     "add_normed, and a norm of the sum": (add_normed, ((4, 45), (3, 45), (45,), (45,))),
     "add_normed": (lambda ops, t: add_normed(ops, t, False), ((4, 64), (3, 64), (64,), (64,))),
+    "added": (added, ((4, 45), (3, 45), (45,))),
     "rotary": (rotary, ((3, 4, 16), (3, 8), (3, 8))),
     "rotary, a part, many heads": (rotary, ((2, 12, 20), (2, 6), (2, 6))),
     "rotary, adjacent": (lambda ops, t: rotary(ops, t, True), ((3, 4, 16), (3, 8), (3, 8))),

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.target import LinearShard
-from mmserve.model_backend.platforms.cuda.fp8 import rows
 from mmserve.model_backend.platforms.cuda.fp8.forms import BY_BLOCKS
 from mmserve.model_backend.platforms.cuda.fp8.linear import Fp8Linear, StoredSource
 from mmserve.model_backend.platforms.cuda.fp8.products import scales_of_weights
@@ -19,6 +18,7 @@ from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, quantized
 from tests.fakes.quantized_checkpoints import fp8
 from tests.fakes.scaled_products import scaled_mm
 from tests.unit.model_backend.platforms.cuda.fp8.loading import loaded, random, scheme_of
+from tests.unit.model_backend.platforms.cuda.fp8.rounding import round_by_torch
 
 FORM = fp8(block=(GROUP, GROUP))
 INPUTS = 3 * GROUP
@@ -27,7 +27,7 @@ INPUTS = 3 * GROUP
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "scaled_mm", scaled_mm)
-    monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
+    round_by_torch(monkeypatch)
 
 
 def shards(*parts: tuple[int, int, int]) -> dict[str, LinearShard]:

@@ -5,8 +5,6 @@ The product is torch's on a CPU; on a GPU the battery compares it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,7 @@ from mmserve.model_backend.layers.target import LinearShard
 from mmserve.model_backend.platforms.cuda import coded_linear
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu
 from mmserve.model_backend.platforms.cuda.coded_linear import CodedLinear
-from mmserve.model_backend.platforms.cuda.fp8 import products, rows, trials
+from mmserve.model_backend.platforms.cuda.fp8 import launches, products
 from mmserve.model_backend.platforms.cuda.fp8.forms import BY_ROWS
 from mmserve.model_backend.platforms.cuda.fp8.linear import Fp8Linear, StoredSource
 from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, Rows, quantized
@@ -25,6 +23,7 @@ from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from tests.fakes.quantized_checkpoints import Format, awq, float8, fp8
 from tests.fakes.scaled_products import scaled_mm
 from tests.unit.model_backend.platforms.cuda.fp8.loading import loaded, random, scheme_of
+from tests.unit.model_backend.platforms.cuda.fp8.rounding import gated, round_by_torch
 
 CPU = torch.device("cpu")
 OUTPUTS, INPUTS = 48, 64
@@ -48,7 +47,7 @@ def test_products_are_those_of_the_stored_numbers_and_of_rounded_inputs(
     form: Format, shards: dict[str, LinearShard], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fused matrices have scales of their own, which differ by a factor of 8."""
-    monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
+    round_by_torch(monkeypatch)
     shape = LinearShape.full(OUTPUTS, INPUTS, tuple(shards))
     layer = Fp8Linear(StoredSource(scheme_of(form), shape), BY_ROWS, torch.bfloat16, CPU)
     weight = loaded(layer, form, shards)
@@ -72,7 +71,7 @@ def test_the_product_is_told_one_scale_a_row_and_one_an_output(monkeypatch: pyte
         told.extend((x, weight))
         return torch.empty(len(x.numbers), len(weight.numbers), dtype=dtype)
 
-    monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
+    round_by_torch(monkeypatch)
     monkeypatch.setattr(products, "by_rows", product)
     shape = LinearShape.full(OUTPUTS, INPUTS, ("q", "k"))
     layer = Fp8Linear(StoredSource(scheme_of(fp8()), shape), BY_ROWS, torch.bfloat16, CPU)
@@ -89,17 +88,11 @@ def test_the_product_is_told_one_scale_a_row_and_one_an_output(monkeypatch: pyte
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose kernels compute, the inputs' rounding by torch."""
     monkeypatch.setattr(coded_linear, "check_coded", lambda device, dtype, float8: None)
-    monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
     monkeypatch.setattr(F, "scaled_mm", scaled_mm)
-    cached = trials.problem_with_fp8, trials.works_for_checkpoints
-    for each in cached:
-        each.cache_clear()
-    yield
-    for each in cached:
-        each.cache_clear()
+    round_by_torch(monkeypatch)
 
 
 def chosen(
@@ -180,3 +173,13 @@ def test_a_torch_without_products_of_blocks_widens_and_says_so_once(
         assert chosen(monkeypatch, fp8(block=(GROUP, GROUP)), HOPPER, inputs=2 * GROUP) is CodedLinear
     (record,) = caplog.records
     assert str(fails) in record.getMessage()
+
+
+@pytest.mark.usefixtures("checked")
+@pytest.mark.parametrize("form", [fp8(), fp8(block=(GROUP, GROUP))])
+def test_a_card_that_rounds_gates_wrongly_widens(
+    form: Format, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launches, "gated", lambda x, gelu, group: gated(1.1 * x, gelu, group))
+    assert chosen(monkeypatch, form, HOPPER, inputs=2 * GROUP) is CodedLinear
+    assert "computes wrong gates on this GPU" in caplog.text

@@ -5,14 +5,12 @@ How ``torch._scaled_mm`` computes on a GPU the battery compares; here it is torc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.target import LinearShard
-from mmserve.model_backend.platforms.cuda.fp8 import products, rows, trials
+from mmserve.model_backend.platforms.cuda.fp8 import products, trials
 from mmserve.model_backend.platforms.cuda.fp8.forms import BY_ROWS
 from mmserve.model_backend.platforms.cuda.fp8.linear import Fp8Linear, PlainSource, sizes_fit
 from mmserve.model_backend.platforms.cuda.fp8.rows import Rows, quantized
@@ -20,16 +18,14 @@ from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.reference import PlainLinear
 from mmserve.runtime.errors import StartupError
 from tests.unit.model_backend.platforms.cuda.fp8.loading import random
+from tests.unit.model_backend.platforms.cuda.fp8.rounding import round_by_torch
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def rounded_by_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
-    trials.problem_with_fp8.cache_clear()
-    yield
-    trials.problem_with_fp8.cache_clear()
+def rounded_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    round_by_torch(monkeypatch)
 
 
 def linear(weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> Fp8Linear:

@@ -1,0 +1,52 @@
+"""Norms and gates whose results are FP8 rows, in the launch that a 16-bit layer has for them too."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from mmserve.model_backend.layers.ops import Addend
+from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu, warps_of_row
+from mmserve.model_backend.platforms.cuda.fp8.rows import LARGEST, Rows, empty_rows
+from mmserve.model_backend.platforms.cuda.kernels.quantize_rows import quantize_gated_rows, quantize_normed_rows
+
+_COLUMNS = 1024
+"""Of a program, where a row's groups are rounded by several."""
+
+
+def normed(hidden: torch.Tensor, weight: torch.Tensor, eps: float, addend: Addend | None, group: int | None) -> Rows:
+    """Of RMSNorm(hidden) [rows, size], once ``addend`` was added to ``hidden`` in place. At least one row."""
+    count, size = hidden.shape
+    found = empty_rows(count, size, group, hidden.device)
+    values, addend_weight = (None, None) if addend is None else addend
+    tensors = (hidden if values is None else values, weight if addend_weight is None else addend_weight, weight)
+    with current_gpu(hidden):
+        quantize_normed_rows[(len(found.numbers),)](
+            *(hidden, *tensors, *found, count, hidden.stride(0), tensors[0].stride(0), found.scales.stride(1), eps),
+            SIZE=size,
+            PADDED=triton.next_power_of_2(size),
+            ADD=values is not None,
+            NORM=addend_weight is not None,
+            GROUP=group,
+            LARGEST=LARGEST,
+            num_warps=warps_of_row(size),
+        )
+    return found
+
+
+def gated(x: torch.Tensor, gelu: bool, group: int | None) -> Rows:
+    """Of act(first half) * second half of [rows, 2 * size]. At least one row."""
+    count, size = x.shape[0], x.shape[1] // 2
+    found = empty_rows(count, size, group, x.device)
+    columns = triton.next_power_of_2(size) if group is None else _COLUMNS
+    with current_gpu(x):
+        quantize_gated_rows[(len(found.numbers), triton.cdiv(size, columns))](
+            *(x, *found, count, x.stride(0), found.scales.stride(1)),
+            SIZE=size,
+            COLUMNS=columns,
+            GELU=gelu,
+            GROUP=group,
+            LARGEST=LARGEST,
+            num_warps=warps_of_row(columns),
+        )
+    return found
