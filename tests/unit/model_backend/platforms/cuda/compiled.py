@@ -1,8 +1,8 @@
 """Compiles what the attention kernels launch on a GPU, without one, and reports what the GPU would need for it.
 
-``python -m tests.unit.model_backend.platforms.cuda.compiled CAPABILITY CASE...`` prints a JSON list. A case is JSON:
-the fields of ``Case``, ["encoder", head size, dtype] for a vision tower, ["rows", size, dtype] for norms and gates, or
-["draw"] for sampling.
+``python -m tests.unit.model_backend.platforms.cuda.compiled CASE...`` prints a JSON list. A case is a JSON list: the
+compute capability as a number, then the fields of ``Case``, or "encoder", head size and dtype for a vision tower, or
+"rows", size and dtype for norms and gates, or "draw" for sampling.
 This is a process of its own, because Triton's interpreter, in which the other tests run kernels, is chosen when Triton
 is imported.
 """
@@ -35,6 +35,8 @@ from mmserve.model_backend.attention.interface import (
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 
 ENCODER, ROWS, DRAW = "encoder", "rows", "draw"
+ADA = 89
+"""The first with numbers in FP8."""
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Of a program, by compute capability."""
 
@@ -155,24 +157,37 @@ def compile_encoder(dim: int, dtype: str, capability: int) -> list[dict[str, Any
 
 
 def compile_rows(size: int, dtype: str, capability: int) -> list[dict[str, Any]]:
-    """The norm of rows of so many numbers, the rotation of heads and the gate of an MLP."""
+    """The norm of rows of so many numbers, the rotation of heads, the gate of an MLP, and products with codes."""
     from mmserve.model_backend.platforms.cuda.coded_linear import CodedWeights
-    from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, quantized_in_one_launch
     from mmserve.model_backend.platforms.cuda.row_ops import RowOps
 
     ops, x, angles = RowOps(), torch.empty(8, size, dtype=getattr(torch, dtype)), torch.empty(8, 64)
     ops.tested = frozenset({"rms_norm", "add_normed_", "rotary_", "act_and_mul"})
+    codes = [torch.empty(64, 2048, dtype=torch.uint8)]
     with compiled_launches(capability) as kernels:
         ops.rms_norm(x, x[0], 1e-6)
         ops.add_normed_(x, x, x[0], x[0], 1e-6)
         ops.rotary_(x.unflatten(1, (-1, 128)), angles.to(x.dtype), angles.to(x.dtype))
         ops.act_and_mul("silu")(x)
-        quantized_in_one_launch(x)
-        quantized_in_one_launch(x, GROUP)
-        for codes in (torch.empty(64, 2048, dtype=torch.uint8), torch.empty(64, 4096, dtype=torch.float8_e4m3fn)):
+        if capability >= ADA:
+            codes.append(torch.empty(64, 4096, dtype=torch.float8_e4m3fn))
+            _round_rows(x)
+        for each in codes:
             scales = torch.empty(64, 32)
-            CodedWeights(codes, scales, scales, None, 128, 64, 4096).product(torch.empty(64, 4096, dtype=x.dtype))
+            CodedWeights(each, scales, scales, None, 128, 64, 4096).product(torch.empty(64, 4096, dtype=x.dtype))
     return [resources(kernel) for kernel in kernels]
+
+
+def _round_rows(x: torch.Tensor) -> None:
+    """To FP8, in every launch that does, with one scale a row and with several."""
+    from mmserve.model_backend.layers.ops import Addend
+    from mmserve.model_backend.platforms.cuda.fp8 import launches
+    from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, quantized_in_one_launch
+
+    for group in (None, GROUP):
+        quantized_in_one_launch(x, group)
+        launches.normed(x, x[0], 1e-6, Addend(x, x[0]), group)
+        launches.gated(torch.empty(8, 2 * x.shape[1], dtype=x.dtype), False, group)
 
 
 def compile_draw(capability: int) -> list[dict[str, Any]]:
@@ -198,8 +213,9 @@ def rounding(kernel: Any) -> dict[str, Any]:
     }
 
 
-def compile_any(case: list[Any], capability: int) -> list[dict[str, Any]]:
+def compile_any(case: list[Any]) -> list[dict[str, Any]]:
     """See the module's text."""
+    capability, *case = case
     match case:
         case [kind, *about] if kind == ENCODER:
             return compile_encoder(*about, capability)
@@ -212,5 +228,4 @@ def compile_any(case: list[Any], capability: int) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") != "1"
-    capability, *cases = map(json.loads, sys.argv[1:])
-    print(json.dumps([compile_any(case, capability) for case in cases]))
+    print(json.dumps([compile_any(json.loads(case)) for case in sys.argv[1:]]))

@@ -9,8 +9,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 from tests.unit.model_backend.platforms.cuda import compiled
@@ -19,12 +20,30 @@ from tests.unit.model_backend.platforms.cuda.compiled import DRAW, ENCODER, ROWS
 HOPPER = 90
 LLAMA = Case("bfloat16", 4, 8, 128)
 WIDE = Case("bfloat16", 2, 4, 256, 1024, True, 50.0)
+ROW_KERNELS = ("norm_rows", "add_normed_rows", "rotate_rows", "gate_rows", "coded_product")
+FOR_HOPPER: list[list[Any]] = [
+    [HOPPER, *about]
+    for about in (
+        *(LLAMA, WIDE, LLAMA._replace(kv_dtype="float8_e4m3fn"), (ENCODER, 80, "bfloat16")),
+        *((ROWS, size, "bfloat16") for size in (4096, 16_384)),
+        (DRAW,),
+    )
+]
+OTHERS: dict[str, list[Any]] = {
+    "Llama on Ampere": [80, *LLAMA],
+    "rows on Ampere": [80, ROWS, 4096, "bfloat16"],
+    "wide heads on small Blackwell": [120, *WIDE],
+    "rows on small Blackwell": [120, ROWS, 4096, "bfloat16"],
+}
+"""What is special about them: Ampere has no FP8, a Blackwell GPU for desks two fifths of Hopper's shared memory."""
+CASES = [*FOR_HOPPER, *OTHERS.values()]
 
 
-def kernels(*cases: Sequence[Any]) -> list[dict[str, dict[str, Any]]]:
-    """Of each case, the kernels by name, compiled for Hopper."""
+@pytest.fixture(scope="module")
+def kernels() -> list[dict[str, dict[str, Any]]]:
+    """Of each of ``CASES``, the kernels by name."""
     ran = subprocess.run(
-        [sys.executable, "-m", compiled.__name__, str(HOPPER), *(json.dumps(case) for case in cases)],
+        [sys.executable, "-m", compiled.__name__, *map(json.dumps, CASES)],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
@@ -33,18 +52,14 @@ def kernels(*cases: Sequence[Any]) -> list[dict[str, dict[str, Any]]]:
     return [{each["kernel"]: each for each in case} for case in json.loads(ran.stdout)]
 
 
-def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
-    *cases, short_cache, tower, rows, long_rows, draw = kernels(
-        *(LLAMA, WIDE, LLAMA._replace(kv_dtype="float8_e4m3fn"), (ENCODER, 80, "bfloat16")),
-        *((ROWS, size, "bfloat16") for size in (4096, 16_384)),
-        (DRAW,),
-    )
+def test_for_hopper_nothing_spills_and_tiles_are_read_ahead(kernels: list[dict[str, dict[str, Any]]]) -> None:
+    *cases, short_cache, tower, rows, long_rows, draw = kernels[: len(FOR_HOPPER)]
     assert set(draw) == {"draw_rows", "choose_rows"}
     for kernel in draw.values():
         assert not kernel["spilled_bytes"]
         assert not kernel["fused"]
         assert kernel["divisions"]
-    assert set(rows) == {"norm_rows", "add_normed_rows", "rotate_rows", "gate_rows", "quantize_rows", "coded_product"}
+    assert set(rows) == {*ROW_KERNELS, "quantize_rows", "quantize_normed_rows", "quantize_gated_rows"}
     assert not any(kernel["spilled_bytes"] for kernel in (*rows.values(), *long_rows.values()))
     for name in ("attend_splits", "prefill_tiles"):
         assert not short_cache[name]["spilled_bytes"]
@@ -68,3 +83,15 @@ def test_for_hopper_nothing_spills_and_tiles_are_read_ahead() -> None:
         programs = tiling_of(model.spec, model.torch_dtype, SHARED_BYTES[HOPPER]).split_programs
         assert programs * splits["registers"] * 32 * splits["warps"] <= 1 << 16
         assert programs * (splits["shared_bytes"] + 1024) <= 228 * 1024
+
+
+@pytest.mark.parametrize("index", range(len(OTHERS)), ids=OTHERS)
+def test_for_older_and_smaller_gpus_kernels_fit(kernels: list[dict[str, dict[str, Any]]], index: int) -> None:
+    capability, *_ = CASES[len(FOR_HOPPER) + index]
+    found = kernels[len(FOR_HOPPER) + index]
+    assert len(found) >= 4
+    assert ("quantize_rows" in found) == ("norm_rows" in found and capability > 80)
+    for kernel in found.values():
+        assert not kernel["spilled_bytes"], kernel
+        assert kernel["shared_bytes"] <= SHARED_BYTES[capability]
+        assert kernel["registers"] * 32 * kernel["warps"] <= 1 << 16
