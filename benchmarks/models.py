@@ -1,8 +1,9 @@
 """Every model family under one load, beside vLLM: 8 clients, each request with a new prompt and a new picture.
 
 "shapes" are Qwen2.5-VL, Qwen3-VL, InternVL and SmolVLM with 0.16 billion parameters; a request has a JPEG of 640x480
-and 16 tokens (load W4). "tiny" are the tests' checkpoints, one for each family of ``mmserve models``; they show what a
-request costs beside the model. All checkpoints are made here with random weights.
+and 16 tokens (load W4). "large" are these, Gemma 3 and Mistral Small 3 with 0.5 billion, and half as many requests.
+"tiny" are the tests' checkpoints, one for each family of ``mmserve models``; they show what a request costs beside the
+model. All checkpoints are made here with random weights.
 
 With --vllm DIR (DIR/venv-vllm is its environment) vLLM then serves the same checkpoints. One that it does not load is
 named with the reason. "tower ms" and "decoding ms" are mmserve's own figures: time in the vision tower, and time of
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.checkpoints.shapes import SHAPES, make_shape
+from benchmarks.checkpoints.shapes import LARGE, SHAPES, SMALL, make_shape
 from benchmarks.checkpoints.tiny import TINY
 from benchmarks.frontend.histogram import growth
 from benchmarks.load import report
@@ -69,27 +70,31 @@ class Model(NamedTuple):
             if self.group == "tiny":
                 TINY[self.name](path)
             else:
-                make_shape(path, self.name)
+                make_shape(path, self.name, LARGE if self.group == "large" else SMALL)
         return path
 
 
 _TINY_CAPACITY = Capacity(512, 32)
 """Most of the tests' checkpoints have a context of 512 tokens."""
-MODELS = tuple(Model(name, "shapes", WORKLOADS["W4"], Capacity()) for name in SHAPES) + tuple(
-    Model(name, "tiny", _PICTURE if name in FAMILIES else _TEXT, _TINY_CAPACITY) for name in TINY
+_SMALL_SHAPES = ("Qwen2.5-VL", "Qwen3-VL", "InternVL", "SmolVLM")
+_LARGE_LOAD = dataclasses.replace(WORKLOADS["W4"], requests=16)
+MODELS = (
+    *(Model(name, "shapes", WORKLOADS["W4"], Capacity()) for name in _SMALL_SHAPES),
+    *(Model(name, "large", _LARGE_LOAD, Capacity()) for name in SHAPES),
+    *(Model(name, "tiny", _PICTURE if name in FAMILIES else _TEXT, _TINY_CAPACITY) for name in TINY),
 )
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--group", choices=("shapes", "tiny"), help="default: both")
-    parser.add_argument("--only", action="append", choices=[model.name for model in MODELS], help="repeatable")
+    parser.add_argument("--group", choices=("shapes", "large", "tiny"), help="default: all")
+    parser.add_argument("--only", action="append", choices=sorted({model.name for model in MODELS}), help="repeatable")
     parser.add_argument("--server", choices=(OURS, _VLLM), help="default: both")
     parser.add_argument("--vllm", type=Path, metavar="DIR", help="also measure the vLLM that is installed there")
     parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="keep checkpoints there, and use those it has")
     parser.add_argument("--serve-args", default="", help="more flags for mmserve")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--requests", type=int, help="of each run, in place of 32 (shapes) and 96 (tiny)")
+    parser.add_argument("--requests", type=int, help="of each run, in place of 32 (shapes), 16 (large) and 96 (tiny)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--port", type=int, default=8198)
     parser.add_argument("--json", metavar="PATH", help="write the rows")
@@ -163,12 +168,12 @@ def main() -> int:
             rows = list[report.Row]()
             for model in (model for model in chosen if model.group == group):
                 rows += _measured(model, model.make(directory), servers, options)
-            tables = [rows, ratios(rows)] if group == "shapes" else [rows]
+            tables = [rows] if group == "tiny" else [rows, ratios(rows)]
             print(f"\n{group}\n\n" + "\n\n".join(report.table(table) for table in tables if table), flush=True)
             every += rows
     report.write_json(options.json, every)
-    served = {row["model"] for row in every if row["server"] == OURS}
-    return int(options.server != _VLLM and any(model.name not in served for model in chosen))
+    num_served = sum(row["server"] == OURS for row in every)
+    return int(options.server != _VLLM and num_served < len(chosen))
 
 
 def _measured(model: Model, path: Path, servers: Sequence[Peer], options: argparse.Namespace) -> Iterator[report.Row]:

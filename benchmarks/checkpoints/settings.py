@@ -1,4 +1,4 @@
-"""How the pictures of the four shapes are processed: the JSON files that transformers, vLLM and mmserve read."""
+"""How the pictures of the shapes are processed: the JSON files that transformers, vLLM and mmserve read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ TILE, PATCH = 224, 14
 """Of InternVL and SmolVLM, in pixels."""
 INTERNVL_ROWS = (TILE // PATCH // 2) ** 2
 """Of a tile."""
+GEMMA_SIDE, GEMMA_ROWS = 448, 256
+"""Of a picture."""
+PIXTRAL_SIDE = 1540
+"""Of the largest picture of Mistral Small 3."""
 _PREPROCESSOR, _PROCESSOR, _VIDEO = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -80,5 +84,30 @@ SMOLVLM: Files = {
         "processor_class": "SmolVLMProcessor",
         "size": {"longest_edge": TILE},
         "max_image_size": {"longest_edge": TILE},
+    },
+}
+GEMMA_3: Files = {
+    _PREPROCESSOR: {
+        "image_processor_type": "Gemma3ImageProcessorFast",
+        "processor_class": "Gemma3Processor",
+        "size": {"height": GEMMA_SIDE, "width": GEMMA_SIDE},
+        "image_seq_length": GEMMA_ROWS,
+        **_HALVES,
+    },
+    _PROCESSOR: {"processor_class": "Gemma3Processor", "image_seq_length": GEMMA_ROWS},
+}
+_PIXTRAL = {"processor_class": "PixtralProcessor", "patch_size": PATCH}
+MISTRAL_3: Files = {
+    _PREPROCESSOR: {
+        "image_processor_type": "PixtralImageProcessorFast",
+        "size": {"longest_edge": PIXTRAL_SIDE},
+        **_PIXTRAL,
+    },
+    _PROCESSOR: {
+        "spatial_merge_size": 2,
+        "image_token": "[IMG]",
+        "image_break_token": "[IMG_BREAK]",
+        "image_end_token": "[IMG_END]",
+        **_PIXTRAL,
     },
 }

@@ -9,13 +9,16 @@ import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from benchmarks import models
-from benchmarks.checkpoints.shapes import SHAPES, write_settings
+from benchmarks.checkpoints.shapes import LARGE, SHAPES, SMALL, Sizes, write_settings
 from benchmarks.checkpoints.tokenizer import VOCAB, special_ids, tokenizer
 from mmserve.checkpoint.registry import ARCHITECTURES, read_model
 from mmserve.cli.bench.plan import words
 from mmserve.processors.registry import processor_for
 
-ROWS = {"Qwen2.5-VL": 391, "Qwen3-VL": 300, "InternVL": 320, "SmolVLM": 208}
+ROWS = {
+    **{"Qwen2.5-VL": 391, "Qwen3-VL": 300, "InternVL": 320, "SmolVLM": 208},
+    **{"Gemma-3": 256, "Mistral-Small-3": 414},
+}
 """Of a picture of 640x480."""
 
 
@@ -25,9 +28,9 @@ def test_every_family_has_a_tiny_checkpoint_and_a_load_with_pictures_if_it_takes
     assert (tiny["llama"], tiny["qwen3_moe"], tiny["llava"], tiny["gemma3"]) == (0, 0, 1, 1)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_picture_becomes_as_many_rows_as_the_documentation_says(tmp_path: Path, name: str) -> None:
-    config = write_settings(tmp_path, name)
+@pytest.mark.parametrize(("name", "sizes"), [*((name, SMALL) for name in SHAPES), ("Qwen2.5-VL", LARGE)])
+def test_a_picture_becomes_as_many_rows_as_the_documentation_says(tmp_path: Path, name: str, sizes: Sizes) -> None:
+    config = write_settings(tmp_path, name, sizes)
     architecture = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type]
     processor = processor_for(read_model(tmp_path, config.to_dict() | {"architectures": [architecture]}))
     assert processor is not None
