@@ -21,7 +21,14 @@ REQUESTS: list[dict[str, Any]] = [
     {"messages": TEXT, "temperature": 0.7, "seed": 13, "logprobs": True, "top_logprobs": 3, **LONG},
     {"messages": PICTURES[0], "temperature": 0, **LONG},
     {"messages": PICTURES[1], "temperature": 0.8, "seed": 14, "n": 2, "logprobs": True, **LONG},
+    {
+        "input": "What can you do?",
+        "temperature": 0.9,
+        "max_output_tokens": 400,
+        "extra_body": {"ignore_eos": True, "seed": 15},
+    },
 ]
+"""Chat completions, and a response."""
 
 
 class Answer:
@@ -44,7 +51,21 @@ class Answer:
     __hash__ = None  # type: ignore[assignment]
 
 
+async def response_of(client: openai.AsyncOpenAI, request: dict[str, Any], started: asyncio.Event) -> Answer:
+    """Its events must have numbers without a gap."""
+    answer, number = Answer(), 0
+    async for event in await client.responses.create(model="llava", stream=True, **request):
+        assert event.sequence_number == number, (event, number)
+        number += 1
+        if event.type == "response.output_text.delta":
+            answer.texts[0] = answer.texts.get(0, "") + event.delta
+            started.set()
+    return answer
+
+
 async def answer_of(client: openai.AsyncOpenAI, request: dict[str, Any], started: asyncio.Event) -> Answer:
+    if "input" in request:
+        return await response_of(client, request, started)
     answer = Answer()
     async for event in await client.chat.completions.create(model="llava", stream=True, **request):
         answer.add(event)
