@@ -27,14 +27,15 @@ class Membership:
         self._nodes: dict[int, _Node] = {}
 
     def join(self, peer: bytes, message: Join, now_s: float) -> Refused | None:
-        """Take the node in, or refuse it. Of two machines with one number the first stays as long as it is heard."""
+        """Take the node in, or refuse it. Of two machines with one number the first stays until it is forgotten: a node
+        that has started again is not the one that all have met, so it never takes that one's place by itself."""
         rank = message.node_rank
         if not 0 < rank < self._num_nodes:
             return Refused(reason=f"--node-rank {rank}: node 0 was told of {self._num_nodes} nodes (--nnodes)")
         if differences := difference(self._facts, message.facts):
             return Refused(reason=f"node {rank} differs from node 0: {differences}; start both with the same")
         node = self._nodes.get(rank)
-        if node is None or now_s - node.heard_s > self._timeout_s:
+        if node is None:
             logger.info("node %d is here", rank)
             self._nodes[rank] = _Node(peer, now_s)
         elif node.peer != peer:
@@ -50,7 +51,7 @@ class Membership:
                 node.heard_s = now_s
 
     def forget(self, rank: int) -> None:
-        """Its connection has ended before all met."""
+        """It has left before all met."""
         logger.warning("node %d has left", rank)
         self._nodes.pop(rank, None)
 

@@ -20,10 +20,11 @@ from mmserve.ipc import cluster_key
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.codec import Codec
 from mmserve.ipc.curve import connected, listening
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.nodes import Join, Meet, StoreOpened
+from mmserve.messages.nodes import Join, Meet, StoreOpened, ToHead
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, PlanWithRows, RankInbound, RowPiece, SequenceStep, StepPlan
 from mmserve.monitoring.health.heartbeat import HeartbeatSender
@@ -51,6 +52,11 @@ class Running:
             self._work()
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.error = error
+
+    def runs(self, within_s: float) -> bool:
+        """False if it ends within that time."""
+        self._thread.join(within_s)
+        return self._thread.is_alive()
 
     def ended(self) -> BaseException | None:
         self._thread.join(20)
@@ -140,10 +146,17 @@ def test_a_node_that_ends_is_lost_at_once(head: Running, endpoints: Endpoints, p
 def test_a_silent_node_is_lost_after_node_timeout(
     head: Running, endpoints: Endpoints, port: str, key: ClusterKey
 ) -> None:
-    """--node-timeout counts, not the connection, which stays."""
+    """--node-timeout counts, not the connection, which stays. The node has started again, and asks to join."""
+    join = Join(node_rank=1, facts=FACTS)
 
     def work(link: NodeLink) -> None:
-        link.join(Join(node_rank=1, facts=FACTS), "head")
+        link.join(join, "head")
+        again = Codec[ToHead](ToHead).encode(join)
+        with connected(port, key) as started:
+            for _ in range(500):
+                if not head.runs(within_s=0.02):
+                    break
+                started.socket.send(again)
         assert str(head.ended()) == "node 1 has said nothing for --node-timeout"
 
     node(port, key, endpoints, work)
