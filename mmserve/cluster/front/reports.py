@@ -43,6 +43,8 @@ class ReportListener:
         self._seldom = Seldom()
         self._context = zmq.asyncio.Context()
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._live: set[asyncio.Task[None]] = set()
+        """Also those that were cancelled and have not closed their socket yet."""
 
     def set(self, endpoints: dict[str, str]) -> None:
         """Where each replica reports, by id. Those that are left out are no longer listened to."""
@@ -54,13 +56,14 @@ class ReportListener:
             if replica not in self._tasks:
                 task = asyncio.create_task(self._listen(replica, endpoint), name=f"reports of {replica}")
                 self._tasks[replica] = (endpoint, task)
+                self._live.add(task)
+                task.add_done_callback(self._live.discard)
 
     async def aclose(self) -> None:
         """End all connections."""
-        tasks = [task for _, task in self._tasks.values()]
         self.set({})
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._context.term()
+        await asyncio.gather(*self._live, return_exceptions=True)
+        self._context.term()  # blocks this thread while a socket is open
 
     async def _listen(self, replica: str, endpoint: str) -> None:
         socket = self._context.socket(zmq.SUB)
