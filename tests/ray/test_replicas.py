@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from mmserve.client.server_process import server_process
 from tests.e2e.fronts import front_metric
 from tests.e2e.stack import LITTLE_MEMORY, Stack
+from tests.e2e.steady_load import SteadyLoad
 from tests.e2e.streams import answers_of
 from tests.fakes.cache import until
 
@@ -26,12 +28,21 @@ _READY = re.compile(r"mmserve is ready: (http://[^\s,]+), .* replicas")
 
 
 @contextlib.contextmanager
-def _replicas(*options: str) -> Iterator[Stack]:
+def _replicas(*options: str, on_line: Callable[[str], object] = print) -> Iterator[Stack]:
     command = [sys.executable, "-m", "mmserve", "serve", *options, "--port", "0", "--dtype", "float32"]
     with server_process(
-        [*command, *LITTLE_MEMORY], _READY, on_line=print, start_timeout_s=150, stop_timeout_s=60
+        [*command, *LITTLE_MEMORY],
+        _READY,
+        on_line=on_line,
+        start_timeout_s=150,
+        stop_timeout_s=60,
+        env={**os.environ, "RAY_DEDUP_LOGS": "0"},
     ) as server:
         yield Stack(server.url, server.pid)
+
+
+_SERVER_READY = re.compile(r"nodes:Node.* mmserve is ready: (http://[^\s,]+)")
+"""In Ray's log, which is this command's output."""
 
 
 def _actors(stack: Stack) -> list[psutil.Process]:
@@ -64,6 +75,45 @@ def test_servers_end_while_nobody_asks_and_come_back() -> None:
         started_s = time.monotonic()
         assert asyncio.run(answers_of(stack)) == expected
         print(f"from none to all answers: {time.monotonic() - started_s:.1f} s")
+
+
+def test_a_second_server_starts_under_load_and_takes_requests() -> None:
+    def look(line: str) -> None:
+        print(line, end="")
+        if found := _SERVER_READY.search(line):
+            servers.append(Stack(found[1], 0))
+
+    servers: list[Stack] = []
+    few_slots = ("--max-num-seqs", "4")  # fewer than the load's streams
+    with _replicas("--replicas", "2", "--min-replicas", "1", *few_slots, on_line=look) as stack:
+        begun_s = time.monotonic()
+        with SteadyLoad(stack) as load:
+            assert len(servers) == 1
+            until(lambda: servers[0].metric("num_requests_waiting") > 0, timeout_s=60)
+            until(lambda: len(servers) == 2, timeout_s=120)
+            print(f"from the load's start to a second server: {time.monotonic() - begun_s:.1f} s")
+            until(lambda: servers[1].metric("request_success_total") > 0, timeout_s=60)
+            print(f"from the load's start to its first answer: {time.monotonic() - begun_s:.1f} s")
+            load.go_on()
+        assert not load.failures
+
+
+def test_a_signal_before_serve_has_started_ends_the_command() -> None:
+    """Serve cannot be asked then to delete anything."""
+    ended = subprocess.run([sys.executable, "-c", _SIGNAL_BEFORE_SERVE], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+_SIGNAL_BEFORE_SERVE = """
+import os, signal, sys
+from mmserve.cluster.on_ray.environment import set_for_own_ray
+set_for_own_ray()
+from mmserve.cluster.on_ray import run
+run.serve.start = lambda **options: os.kill(os.getpid(), signal.SIGTERM)
+from mmserve.cli.main import main
+sys.exit(main(["serve", "--replicas", "1", "--port", "0"]))
+"""
 
 
 def test_options_that_replicas_make_themselves_are_refused() -> None:

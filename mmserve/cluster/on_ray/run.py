@@ -39,22 +39,24 @@ def serve_replicas(
     """Serve until SIGTERM or SIGINT. ``count``: the fewest and the most servers. ``options``: of each one.
     ``front``: fields of FrontOptions. ``address``: of Ray; None: start one here."""
     stop = _Stop()
-    with tempfile.TemporaryDirectory(prefix="mmserve-ray-") as directory:
-        _start_ray(address, directory)
-        try:
-            for signum in (signal.SIGTERM, signal.SIGINT):  # after Ray, which has set handlers of its own
-                signal.signal(signum, stop.on_signal)
+    with tempfile.TemporaryDirectory(prefix="mmserve-ray-") as directory, contextlib.ExitStack() as stack:
+        stack.callback(ray.shutdown)
+        with contextlib.suppress(_Stopped), stop.at_once():
+            _start_ray(address, directory)
+            stop.listen()  # after Ray, whose own handlers end this process while it starts
+            serve.start(proxy_location="Disabled")
+            stack.callback(_end_serve, own=address is None)
             host = "127.0.0.1" if address is None else ""  # one machine: nobody else need reach the servers
-            with contextlib.suppress(_Stopped), stop.at_once():
-                _deploy(count, options, environment, host, front, port)
+            _deploy(count, options, environment, host, front, port)
             stop.wait()
-        finally:
-            serve.delete(FRONT_APP)
-            serve.delete(NODES_APP)
-            if address is None:
-                serve.shutdown()
-            ray.shutdown()
     return 0
+
+
+def _end_serve(*, own: bool) -> None:
+    serve.delete(FRONT_APP)
+    serve.delete(NODES_APP)
+    if own:
+        serve.shutdown()
 
 
 class _Stopped(BaseException):
@@ -68,7 +70,11 @@ class _Stop:
         self._set = threading.Event()
         self._at_once = False
 
-    def on_signal(self, signum: int, frame: FrameType | None) -> None:
+    def listen(self) -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._set.set()
         if self._at_once:
             self._at_once = False
@@ -79,8 +85,6 @@ class _Stop:
         """Within it, a signal raises _Stopped: Ray waits for its deployments, however long they take."""
         self._at_once = True
         try:
-            if self._set.is_set():
-                raise _Stopped
             yield
         finally:
             self._at_once = False
@@ -98,7 +102,6 @@ def _deploy(
     port: int,
 ) -> None:
     secret = new_secret().hex()
-    serve.start(proxy_location="Disabled")
     try:
         serve.run(nodes_app(options, secret, environment, host, **_scale(*count)), name=NODES_APP, route_prefix=None)
         serve.run(front_app(port, secret, front), name=FRONT_APP, route_prefix=None)
