@@ -15,6 +15,7 @@ import psutil
 from benchmarks.load import report
 from benchmarks.nodes.cluster import Cluster, cluster, metric
 from benchmarks.nodes.namespaces import Network, network
+from benchmarks.nodes.recovery import Recovery, recovery
 from benchmarks.nodes.streams import Clients
 from benchmarks.nodes.workload import Body, streams
 from mmserve.client.server_process import ServerProcess
@@ -24,7 +25,7 @@ _VICTIM = 2
 _OPTIONS = ("--kv-cache-gb", "0.2", "--mm-cache-gb", "0.05", "--cpu-threads", "1")
 _FRONT_PORTS = (8101, 8102)
 _CLIENTS, _BODIES, _TOKENS = 12, 23, 160
-_BEFORE_S, _LASTS_S, _RECOVERS_S = 2.0, 10.0, 60.0
+_WARMING_S, _BEFORE_S, _LASTS_S, _AFTER_S, _RECOVERS_S = 1.0, 5.0, 10.0, 5.0, 60.0
 _AWAY_S = 1.0
 """Until a service manager starts what was killed."""
 _LOOK_S = 0.1
@@ -138,24 +139,30 @@ def _stage(directory: Path) -> Iterator[Stage]:
 
 @dataclass(frozen=True)
 class _Course:
-    """``busy``: streams at the victim when the event began; ``recovered_s``: from its end until each node has answered
+    """``busy``: streams at the victim when the event began; ``all_serve_s``: from its end until each node has answered
     a request."""
 
     busy: float
     lasted_s: float
-    recovered_s: float
+    all_serve_s: float
+    recovery: Recovery
 
 
 async def _disturbed(stage: Stage, event: Begin, clients: Clients, threads: ThreadPoolExecutor) -> _Course:
     loop, load = asyncio.get_running_loop(), asyncio.create_task(clients.run())
     try:
+        await asyncio.sleep(_WARMING_S)
+        before_s = time.perf_counter()
         await asyncio.sleep(_BEFORE_S)
         busy = await loop.run_in_executor(threads, _until_busy, stage.cluster.nodes[_VICTIM].url)
-        begun_s = time.monotonic()
+        begun_s = time.perf_counter()
         await loop.run_in_executor(threads, event, stage)
-        ended_s = time.monotonic()
+        ended_s = time.perf_counter()
         await loop.run_in_executor(threads, _until_all_serve, stage.cluster)
-        return _Course(busy, ended_s - begun_s, time.monotonic() - ended_s)
+        all_serve_s = time.perf_counter() - ended_s
+        await asyncio.sleep(_AFTER_S)
+        found = recovery(sorted(clients.pieces_s), before_s, begun_s, time.perf_counter())
+        return _Course(busy, ended_s - begun_s, all_serve_s, found)
     finally:
         clients.stop()
         await load
@@ -223,6 +230,9 @@ def _row(
         "of clients of the other front": others,
         "retried answer after s": f"{clients.retry_s:.1f}" if clients.retried else "",
         "longest pause s": f"{clients.pause_s:.1f}",
+        "longest answer s": f"{clients.answer_s:.1f}",
         "event s": f"{course.lasted_s:.1f}",
-        "all nodes serve after s": f"{course.recovered_s:.1f}",
+        "rate back after s": f"{course.recovery.after_s:.1f}",
+        "least rate": f"{course.recovery.least:.2f}",
+        "all nodes serve after s": f"{course.all_serve_s:.1f}",
     }

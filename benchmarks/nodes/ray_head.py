@@ -20,6 +20,7 @@ import psutil
 
 from benchmarks.load import report
 from benchmarks.nodes.namespaces import Network, network
+from benchmarks.nodes.recovery import Recovery, recovery
 from benchmarks.nodes.streams import Clients
 from benchmarks.nodes.workload import streams
 
@@ -30,7 +31,7 @@ _DIRECTORY = "/run/mmserve-ray"
 _OPTIONS = ("--model", "llava", "--dtype", "float32", "--kv-cache-gb", "0.2", "--mm-cache-gb", "0.05")
 _CLIENTS, _BODIES, _TOKENS = 8, 23, 160
 _STARTED = b"Ray runtime started"
-_BEFORE_S, _AWAY_S, _AFTER_S, _START_S = 10.0, 12.0, 10.0, 60.0
+_WARMING_S, _BEFORE_S, _AWAY_S, _AFTER_S, _START_S = 3.0, 8.0, 12.0, 10.0, 60.0
 
 
 def why_not() -> str:
@@ -123,7 +124,7 @@ def rows(directory: Path) -> list[report.Row]:
             live[_HEAD].until_started()
 
         threads = stack.enter_context(ThreadPoolExecutor(1))
-        asyncio.run(_disturbed(clients, event, threads))
+        found = asyncio.run(_disturbed(clients, event, threads))
     for error in sorted(set(clients.failed)):
         print(f"  head: {error}")
     return [
@@ -134,17 +135,24 @@ def rows(directory: Path) -> list[report.Row]:
             "changed": len(clients.changed),
             "errors that clients retried": len(clients.retried),
             "longest pause s": f"{clients.pause_s:.1f}",
+            "longest answer s": f"{clients.answer_s:.1f}",
+            "rate back after s": f"{found.after_s:.1f}",
+            "least rate": f"{found.least:.2f}",
         }
     ]
 
 
-async def _disturbed(clients: Clients, event: Callable[[], None], threads: ThreadPoolExecutor) -> None:
+async def _disturbed(clients: Clients, event: Callable[[], None], threads: ThreadPoolExecutor) -> Recovery:
     load = asyncio.create_task(clients.run())
     try:
+        await asyncio.sleep(_WARMING_S)
+        before_s = time.perf_counter()
         await asyncio.sleep(_BEFORE_S)
         assert len(clients.expected) == len(clients.bodies), "the texts are not known yet"
+        begun_s = time.perf_counter()
         await asyncio.get_running_loop().run_in_executor(threads, event)
         await asyncio.sleep(_AFTER_S)
+        return recovery(sorted(clients.pieces_s), before_s, begun_s, time.perf_counter())
     finally:
         clients.stop()
         await load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.nodes.workload import Body
@@ -25,8 +25,8 @@ class Answer:
     pause_s: float = 0.0
 
 
-async def ask(url: str, body: Body) -> Answer:
-    """One try at one front."""
+async def ask(url: str, body: Body, on_piece: Callable[[float], object]) -> Answer:
+    """One try at one front. ``on_piece``: told when each piece of text came."""
     answer, last_s, ended = Answer(), time.perf_counter(), False
 
     def read(line: bytes, now_s: float) -> None:
@@ -41,7 +41,9 @@ async def ask(url: str, body: Body) -> Answer:
             answer.error = str(event["error"])
         answer.pause_s, last_s = max(answer.pause_s, now_s - last_s), now_s
         for choice in event.get("choices", ()):
-            answer.text += choice["delta"].get("content") or ""
+            if text := choice["delta"].get("content"):
+                answer.text += text
+                on_piece(now_s)
 
     try:
         async with asyncio.timeout(_TIMEOUT_S):
@@ -71,6 +73,10 @@ class Clients:
     changed: list[int] = field(default_factory=list)
     """Bodies."""
     pause_s: float = 0.0
+    answer_s: float = 0.0
+    """The longest time from asking to the whole answer, whatever was tried."""
+    pieces_s: list[float] = field(default_factory=list)
+    """When each piece of text came, by ``time.perf_counter``."""
     retry_s: float = 0.0
     """The longest time from an error to the whole answer of the next try."""
     _stopped: bool = False
@@ -90,10 +96,10 @@ class Clients:
 
     async def _one(self, client: int, number: int) -> None:
         self.asked += 1
-        failed_s = None
+        asked_s, failed_s = time.perf_counter(), None
         for attempt in range(_TRIES):
             url = self.urls[(client + attempt) % len(self.urls)]
-            answer = await ask(url, self.bodies[number])
+            answer = await ask(url, self.bodies[number], self.pieces_s.append)
             if not answer.error:
                 break
             failed_s = failed_s or time.perf_counter()
@@ -105,5 +111,6 @@ class Clients:
         if failed_s is not None:
             self.retry_s = max(self.retry_s, time.perf_counter() - failed_s)
         self.pause_s = max(self.pause_s, answer.pause_s)
+        self.answer_s = max(self.answer_s, time.perf_counter() - asked_s)
         if self.expected.setdefault(number, answer.text) != answer.text:
             self.changed.append(number)
