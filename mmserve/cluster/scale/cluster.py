@@ -16,6 +16,11 @@ from mmserve.cluster.scale.suspects import Suspects
 
 _LOOK_S = 1.0
 """Between two looks through all replicas for requests that no longer count."""
+_LISTEN_S = 0.25
+"""Between two looks for replicas that say nothing any more."""
+_SILENT_S = 1.0
+"""A replica that has said nothing for so long while others have is stopped or cut off, or soon says something again.
+Its connections may stay, and whoever asks it waits: without this, all clients would in the end."""
 
 
 class Cluster:
@@ -32,7 +37,8 @@ class Cluster:
         self._expected = Expected()
         self._in_flight = 0
         """Of all replicas together."""
-        self._looked_s = float("-inf")
+        self._looked_s = self._listened_s = float("-inf")
+        self._silent: set[str] = set()
         self._policy = Policy(
             self._replicas,
             self._ring,
@@ -63,6 +69,7 @@ class Cluster:
         self._in_flight -= self._loads.pop(replica).in_flight
         self._ring.remove(replica)
         self._suspects.forget(replica)
+        self._silent.discard(replica)
         self._expected.forget(replica)
         for table in self.tables.values():
             table.forget(replica)
@@ -81,6 +88,9 @@ class Cluster:
             before = known.in_flight
             known.report(load, now_s)
             self._in_flight += known.in_flight - before
+            if replica in self._silent:
+                self._silent.remove(replica)
+                self._suspects.answer(replica)
 
     def reported(self, replica: str) -> Load:
         """What it told last of its load."""
@@ -108,6 +118,9 @@ class Cluster:
             self._looked_s = now_s
             self._forget_old(now_s)
         self._expected.forget_old(now_s)
+        if now_s - self._listened_s >= _LISTEN_S:
+            self._listened_s = now_s
+            self._suspect_silent(now_s)
         avoid = {*exclude, *self._suspects.avoided(now_s)}
         return avoid, self._in_flight / len(self._replicas) if self._replicas else None
 
@@ -116,6 +129,15 @@ class Cluster:
         for load in self._loads.values():
             load.forget_old(now_s)
         self._in_flight = sum(load.in_flight for load in self._loads.values())
+
+    def _suspect_silent(self, now_s: float) -> None:
+        """Beside the latest report of all: where this process was late, all are. One that has never reported, or that
+        answers although it does not report any more, is as good as another."""
+        latest_s = max((load.reported_at_s for load in self._loads.values()), default=now_s)
+        for replica, load in self._loads.items():
+            if float("-inf") < load.reported_at_s < latest_s - _SILENT_S and replica not in self._silent:
+                self._silent.add(replica)
+                self._suspects.fail(replica, now_s)
 
     def sent(self, choice: Choice, want: Want, now_s: float) -> None:
         """The request was sent there. Nothing happens if the replica has left meanwhile."""

@@ -170,6 +170,32 @@ def test_one_that_failed_gets_nothing_for_five_seconds_and_then_one_request_trie
     assert _chosen(cluster, _PICTURE, 15.2) == "a"
 
 
+def test_one_that_says_nothing_while_others_do_gets_one_request_in_five_seconds_until_it_speaks() -> None:
+    """As when its processes are suspended: its connections stay, so nothing fails there."""
+    cluster = _cluster(*"abc")
+    _hold(cluster, "b", 7)
+    for quarter in range(1, 41):
+        for replica in "ac":
+            cluster.load(replica, _COSTS, quarter / 4)
+    chosen = [_chosen(cluster, _PICTURE, 10.0 + each) for each in (0.0, 1.0, 4.9, 5.0, 5.1, 9.0)]
+    assert [each == "b" for each in chosen] == [False, False, False, True, False, False]
+    cluster.load("b", _COSTS, 19.1)
+    assert _chosen(cluster, _PICTURE, 19.2) == "b"
+
+
+def test_one_that_answers_without_reports_is_not_avoided() -> None:
+    cluster = _cluster("a", "b")
+    cluster.load("a", _COSTS, 10.0)
+    assert {_chosen(cluster, Want(), 10.0) for _ in range(9)} == {"a"}
+    cluster.answered("b")
+    assert "b" in {_chosen(cluster, Want(), 10.5) for _ in range(9)}
+
+
+def test_none_is_silent_beside_others_that_are_as_late() -> None:
+    cluster = _cluster("a", "b")
+    assert {_chosen(cluster, Want(), 30.0) for _ in range(20)} == {"a", "b"}
+
+
 def test_where_all_are_avoided_one_of_them_is_asked_all_the_same() -> None:
     cluster = _cluster("a", "b")
     for replica in "ab":
