@@ -15,9 +15,9 @@ import psutil
 from benchmarks.load import report
 from benchmarks.nodes.cluster import Cluster, cluster, metric
 from benchmarks.nodes.namespaces import Network, network
-from benchmarks.nodes.recovery import Recovery, recovery
+from benchmarks.nodes.recovery import MOST, Recovery, recovery, undisturbed
 from benchmarks.nodes.streams import Clients
-from benchmarks.nodes.workload import Body, streams
+from benchmarks.nodes.workload import streams
 from mmserve.client.server_process import ServerProcess
 
 NODES = 3
@@ -146,9 +146,13 @@ class _Course:
     lasted_s: float
     all_serve_s: float
     recovery: Recovery
+    enough: float
+    """For recovery, if nothing had happened."""
 
 
-async def _disturbed(stage: Stage, event: Begin, clients: Clients, threads: ThreadPoolExecutor) -> _Course:
+async def _disturbed(
+    stage: Stage, event: Begin, clients: Clients, threads: ThreadPoolExecutor, enough: float = MOST
+) -> _Course:
     loop, load = asyncio.get_running_loop(), asyncio.create_task(clients.run())
     try:
         await asyncio.sleep(_WARMING_S)
@@ -161,8 +165,9 @@ async def _disturbed(stage: Stage, event: Begin, clients: Clients, threads: Thre
         await loop.run_in_executor(threads, _until_all_serve, stage.cluster)
         all_serve_s = time.perf_counter() - ended_s
         await asyncio.sleep(_AFTER_S)
-        found = recovery(sorted(clients.pieces_s), before_s, begun_s, time.perf_counter())
-        return _Course(busy, ended_s - begun_s, all_serve_s, found)
+        pieces_s, end_s = sorted(clients.pieces_s), time.perf_counter()
+        found = recovery(pieces_s, before_s, begun_s, end_s, enough)
+        return _Course(busy, ended_s - begun_s, all_serve_s, found, undisturbed(pieces_s, before_s, end_s))
     finally:
         clients.stop()
         await load
@@ -205,17 +210,18 @@ def rows(directory: Path, events: Sequence[str]) -> list[report.Row]:
     bodies = streams(_BODIES, _TOKENS)
     with _stage(directory) as stage, ThreadPoolExecutor(1) as threads:
         expected: dict[int, str] = {}
-        asyncio.run(_disturbed(stage, _none, Clients(stage.urls, bodies, _CLIENTS, expected), threads))
+        clients = Clients(stage.urls, bodies, _CLIENTS, expected)
+        enough = asyncio.run(_disturbed(stage, _none, clients, threads)).enough
         assert len(expected) == len(bodies), "the undisturbed run was too short"
-        return [_row(stage, name, bodies, expected, threads) for name in events]
+        print(f"the rate is back at {enough:.2f} of that before an event")
+        return [_row(stage, name, clients, threads, enough) for name in events]
 
 
-def _row(
-    stage: Stage, name: str, bodies: Sequence[Body], expected: dict[int, str], threads: ThreadPoolExecutor
-) -> report.Row:
-    clients = Clients(stage.urls, bodies, _CLIENTS, expected)
+def _row(stage: Stage, name: str, before: Clients, threads: ThreadPoolExecutor, enough: float) -> report.Row:
+    """``before``: an undisturbed run."""
+    clients = Clients(stage.urls, before.bodies, _CLIENTS, before.expected)
     resumed = _resumed(stage)
-    course = asyncio.run(_disturbed(stage, EVENTS[name], clients, threads))
+    course = asyncio.run(_disturbed(stage, EVENTS[name], clients, threads, enough))
     for error in sorted(set(clients.failed)):
         print(f"  {name}: {error}")
     others = sum(client % len(_FRONT_PORTS) != 0 for client in clients.retried)

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.load import report
 from benchmarks.nodes.namespaces import Network, network
-from benchmarks.nodes.recovery import Recovery, recovery
+from benchmarks.nodes.recovery import Recovery, recovery, undisturbed
 from benchmarks.nodes.streams import Clients
 from benchmarks.nodes.workload import streams
 
@@ -31,7 +31,7 @@ _DIRECTORY = "/run/mmserve-ray"
 _OPTIONS = ("--model", "llava", "--dtype", "float32", "--kv-cache-gb", "0.2", "--mm-cache-gb", "0.05")
 _CLIENTS, _BODIES, _TOKENS = 8, 23, 160
 _STARTED = b"Ray runtime started"
-_WARMING_S, _BEFORE_S, _AWAY_S, _AFTER_S, _START_S = 3.0, 8.0, 12.0, 10.0, 60.0
+_WARMING_S, _BEFORE_S, _AWAY_S, _AFTER_S, _START_S = 3.0, 15.0, 12.0, 10.0, 60.0
 
 
 def why_not() -> str:
@@ -152,7 +152,8 @@ async def _disturbed(clients: Clients, event: Callable[[], None], threads: Threa
         begun_s = time.perf_counter()
         await asyncio.get_running_loop().run_in_executor(threads, event)
         await asyncio.sleep(_AFTER_S)
-        return recovery(sorted(clients.pieces_s), before_s, begun_s, time.perf_counter())
+        pieces_s = sorted(clients.pieces_s)
+        return recovery(pieces_s, before_s, begun_s, time.perf_counter(), undisturbed(pieces_s, before_s, begun_s))
     finally:
         clients.stop()
         await load
