@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mmserve.config.fields import Quantization
 from mmserve.model_backend.attention.interface import (
     CAUSAL,
     UNTURNED,
@@ -20,9 +22,15 @@ from mmserve.model_backend.attention.interface import (
     StepLimits,
 )
 from mmserve.model_backend.attention.sdpa import SdpaAttention, SdpaMetadata
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.grouped_experts import ExpertsShape
+from mmserve.model_backend.layers.moe import route
+from mmserve.model_backend.platforms.cuda.experts.grouped import StackedExperts
 from mmserve.model_backend.platforms.cuda.graphs.capture import Captured
 from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
 from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
+from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.platforms.sampling import TorchSampling
 from mmserve.model_backend.transfers import Transfers
 from tests.fakes.late_device import LateDevice, LatePlatform
@@ -88,12 +96,10 @@ class OneLaunch(TorchSampling):
     in_graphs = True
 
 
-class LateGraphs(LatePlatform):
-    """A late device that captures decode steps."""
+class _Captures(TorchPlatform):
+    """Captures decode steps, with experts in one piece."""
 
-    def __init__(self, queue: LateDevice) -> None:
-        super().__init__(queue)
-        self.capture = LateCapture(queue)
+    capture: Any
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> StaticSdpa:
         return StaticSdpa(spec, self.dtype, self.device, self.transfers())
@@ -101,8 +107,56 @@ class LateGraphs(LatePlatform):
     def sampling(self) -> OneLaunch:
         return OneLaunch(self.transfers())
 
+    def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
+        return replace(super().layer_context(tp, quantization), grouped_experts=self._experts)
+
+    def _experts(self, shape: ExpertsShape) -> StackedExperts:
+        return StackedExperts(shape, PairByPair(shape), self.dtype, self.device)
+
     def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
-        return CapturedDecodes(parts, self.transfers(), self.capture) if parts.rungs else None
+        if not (parts.rungs and parts.model.is_capturable):
+            return None
+        return CapturedDecodes(parts, self.transfers(), self.capture)
+
+
+class LateGraphs(_Captures, LatePlatform):
+    """A late device that captures decode steps."""
+
+    def __init__(self, queue: LateDevice) -> None:
+        super().__init__(queue)
+        self.capture = LateCapture(queue)
+
+
+class RecordedGraphs(_Captures):
+    """A CPU whose decode steps are recorded and done again."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), torch.float32)
+        self.capture = Recorder()
+
+
+class PairByPair:
+    """See ``cuda.experts.grouped.ExpertKernels``. Of silu MLPs, with a copy of an expert's matrices for each token that
+    it computes."""
+
+    def __init__(self, shape: ExpertsShape) -> None:
+        self._moe, self._act_and_mul = shape.moe, shape.act_and_mul
+
+    def mixed(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        weights, experts = route(logits, self._moe)
+        first, last = (each.index_select(0, experts.flatten()) for each in (gate_up, down))
+        rows = x[:, None].expand(-1, self._moe.top_k, -1).flatten(0, 1)
+        inner = self._act_and_mul(torch.bmm(first, rows[..., None])[..., 0])
+        results = torch.bmm(last, inner[..., None])[..., 0].view(len(x), self._moe.top_k, -1)
+        total = (results * weights[..., None]).sum(1)
+        return total if residual is None else residual.add_(total)
 
 
 class StaticRows(NamedTuple):

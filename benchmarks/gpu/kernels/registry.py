@@ -3,7 +3,7 @@ here as soon as the platform uses it; one with a call of its own needs an entry.
 
 from __future__ import annotations
 
-from benchmarks.gpu.kernels import attention, coded, ops, rounded
+from benchmarks.gpu.kernels import attention, coded, experts, ops, rounded
 from benchmarks.gpu.kernels.case import Kernel
 
 KERNELS = (
@@ -14,6 +14,7 @@ KERNELS = (
     Kernel("rotary", ops.rotary),
     Kernel("act_and_mul", ops.act_and_mul),
     Kernel("linear", ops.linear),
+    Kernel("mixture of experts", experts.mixture),
     Kernel("product with codes", coded.product_with_codes, ("bfloat16", "float16")),
     Kernel("product in FP8", coded.product_in_fp8, ("bfloat16",)),
     Kernel("product with an FP8 checkpoint", coded.product_with_float8, ("bfloat16",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.vision.interface import PixelTensors
+from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.processors.interface import Expansion
 from mmserve.processors.registry import processor_for
 from mmserve.visualserver.batches.towers import computing_rows
@@ -77,8 +78,10 @@ def answers(
     sampling: SamplingParams,
     *,
     enforce_eager: bool = False,
+    then: Callable[[ModelRunner], None] = lambda runner: None,
 ) -> list[Answer]:
-    """All prompts at once, in chunks of so many tokens. Raises AssertionError if one fails."""
+    """All prompts at once, in chunks of so many tokens, ``then`` a look at what computed them. Raises AssertionError if
+    one fails."""
     spec, device = load(directory), platform.device.type
     with _arena(spec, platform, prompts) as (arena, handles):
         runner = make_runner(
@@ -98,6 +101,7 @@ def answers(
             ids, spans = prompt_with_images(prompt.ids, own, image_id=image_id, grids=grids)
             running.append(driver.add(slot, ids, spans=spans, sampling=sampling))
         driver.run(num_tokens)
+        then(runner)
     return [Answer(each.output[:num_tokens], [row[0][1] for row in each.logprobs[:num_tokens]]) for each in running]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.grouped_experts import ExpertsShape, GroupedExperts, alone
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
 
@@ -22,6 +23,8 @@ class LayerContext:
     dtype: torch.dtype
     device: torch.device
     tp: TpGroup
+    grouped_experts: Callable[[ExpertsShape], GroupedExperts | None] = alone
+    """None: each expert of a mixture is a layer of its own."""
     max_mlp_rows: int | None = None
     """Rows of an MLP computed at once; None: all. Its inner activations are several times as wide as a row."""
     prefix: str = ""

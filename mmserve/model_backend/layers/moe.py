@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import MoeSpec, TextSpec
 from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.grouped_experts import ExpertsShape, GroupedExperts
 from mmserve.model_backend.layers.linear import (
     ColumnParallelLinear,
     Projection,
@@ -18,6 +20,8 @@ from mmserve.model_backend.layers.linear import (
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.residual import Residual
 from mmserve.model_backend.layers.target import Target
+
+_FUSED = ("gate_proj", "up_proj")
 
 
 def route(logits: torch.Tensor, spec: MoeSpec) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,12 +33,20 @@ def route(logits: torch.Tensor, spec: MoeSpec) -> tuple[torch.Tensor, torch.Tens
 class Expert(nn.Module):
     """A gated MLP: [T, hidden] -> [T, hidden], this rank's summand."""
 
-    def __init__(self, hidden: int, inner: int, activation: str, *, context: LayerContext) -> None:
+    def __init__(
+        self, spec: TextSpec, moe: MoeSpec, index: int, *, grouped: GroupedExperts | None, context: LayerContext
+    ) -> None:
+        """``grouped``: what holds its matrices, if it does not compute alone."""
         super().__init__()
-        self._act_and_mul = context.ops.act_and_mul(activation)
-        outs = [Projection("gate_proj", inner), Projection("up_proj", inner)]
-        self.gate_up = ColumnParallelLinear(hidden, outs, bias=False, context=context)
-        self.down = RowParallelLinear("down_proj", inner, hidden, bias=False, context=context)
+        context = context.below(f"experts.{index}.")
+        first = last = context
+        if grouped is not None:
+            first = replace(context, linear_method=lambda shape: grouped.gate_up(index))
+            last = replace(context, linear_method=lambda shape: grouped.down(index))
+        self._act_and_mul = context.ops.act_and_mul(spec.activation)
+        inner, outs = moe.intermediate_size, (Projection(name, moe.intermediate_size) for name in _FUSED)
+        self.gate_up = ColumnParallelLinear(spec.hidden_size, [*outs], bias=False, context=first)
+        self.down = RowParallelLinear("down_proj", inner, spec.hidden_size, bias=False, context=last)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down.summand(self._act_and_mul(self.gate_up(x)))
@@ -53,24 +65,34 @@ class MoeMlp(nn.Module):
     def __init__(self, spec: TextSpec, moe: MoeSpec, *, context: LayerContext) -> None:
         super().__init__()
         self._spec, self._tp = moe, context.tp
+        inner, act_and_mul = context.tp.share(moe.intermediate_size), context.ops.act_and_mul(spec.activation)
+        self._grouped = context.grouped_experts(ExpertsShape(moe, spec.hidden_size, inner, act_and_mul))
         self.router = ReplicatedLinear("gate", spec.hidden_size, moe.num_experts, context=context)
         self.experts = nn.ModuleList(
-            Expert(
-                spec.hidden_size,
-                moe.intermediate_size,
-                spec.activation,
-                context=context.below(f"experts.{index}."),
-            )
-            for index in range(moe.num_experts)
+            Expert(spec, moe, index, grouped=self._grouped, context=context) for index in range(moe.num_experts)
         )
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns ``residual``, to which the result was added in place; without one the result.
+    @property
+    def is_capturable(self) -> bool:
+        """See ``models.interface.DecoderModel``."""
+        return self._grouped is not None
 
-        Experts are computed in ascending order, each for all of its tokens at once. So a token's sum has the same order
-        in every batch.
-        """
-        weights, experts = route(self.router(x), self._spec)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns ``residual``, to which the result was added in place; without one the result."""
+        logits = self.router(x)
+        if self._grouped is None:
+            out = self._one_by_one(x, logits)
+        elif self._tp.size == 1:
+            return self._grouped.forward(x, logits, residual)
+        else:
+            out = self._grouped.forward(x, logits)
+        total = self._tp.sum(out)
+        return total if residual is None else residual.add_(total)
+
+    def _one_by_one(self, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Experts are computed in ascending order, each for all of its tokens at once. So a token's sum has the same
+        order in every batch. The host waits for the router."""
+        weights, experts = route(logits, self._spec)
         pairs = experts.flatten().argsort(stable=True)  # token * top_k + choice, by expert
         tokens, weights = pairs // self._spec.top_k, weights.flatten()[pairs, None].to(x.dtype)
         out = torch.zeros_like(x)
@@ -80,8 +102,7 @@ class MoeMlp(nn.Module):
                 mine = slice(first, first + count)
                 out.index_add_(0, tokens[mine], self.experts[index](x[tokens[mine]]) * weights[mine])
             first += count
-        total = self._tp.sum(out)
-        return total if residual is None else residual.add_(total)
+        return out
 
     def add_to(self, stream: Residual, norm: RmsNorm, after: RmsNorm | None) -> None:
         """The block's result of the stream's ``norm``, or the norm ``after`` of it."""

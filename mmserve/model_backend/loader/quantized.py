@@ -14,6 +14,7 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.stored_tensors import checkpoint_tensors
 from mmserve.checkpoint.tensor_names import canonical_name
 from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.grouped_experts import alone
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.runtime.errors import StartupError
@@ -79,7 +80,7 @@ class QuantizedCheckpoint:
                 return context.embedding_method(shape)
             return platform.checkpoint_embedding_method(structs.replace(scheme, types=types), shape)
 
-        return replace(context, linear_method=linear_method, embedding_method=embedding_method)
+        return replace(context, linear_method=linear_method, embedding_method=embedding_method, grouped_experts=alone)
 
     def _types_of(self, shape: LinearShape) -> tuple[str, ...]:
         """dtypes of those of a layer's matrices that are quantized."""

@@ -149,6 +149,10 @@ class Decoder(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         return self.head.logits(self.normalized(hidden))
 
+    @property
+    def is_capturable(self) -> bool:
+        return all(mlp.is_capturable for mlp in self.modules() if isinstance(mlp, MoeMlp))
+
     def decoder_weights(self) -> DecoderWeights | None:
         spec, tp = self._spec, self._tp
         found = (layer.weights() for layer in self.layers if isinstance(layer, DecoderLayer))

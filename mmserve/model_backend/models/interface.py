@@ -92,6 +92,11 @@ class DecoderModel(Protocol):
         """Canonical tensor name -> the parameter's part."""
         ...
 
+    @property
+    def is_capturable(self) -> bool:
+        """True if ``forward`` reads no tensor on the host, so that its launches are right for other numbers too."""
+        ...
+
     def modules(self) -> Iterator[nn.Module]:
         """All layers, nested ones included, as ``nn.Module`` has it."""
         ...

@@ -92,4 +92,4 @@ class SlotPositions:
             start, row = starts[chunk], first_rows[chunk]
             known = self._until_last_image[slots[chunk]][:, start : start + counts[chunk]]
             positions[:, row : row + known.shape[1]] = known
-        return positions
+        return positions[:1] if (positions == positions[0]).all() else positions

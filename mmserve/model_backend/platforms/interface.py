@@ -128,7 +128,7 @@ class Platform(Protocol):
         ...
 
     def release_cached_memory(self) -> None:
-        """Return memory that the allocator keeps for reuse to the device."""
+        """Return memory that the allocator keeps for reuse to the device, but for a visual server's room."""
         ...
 
     @property
@@ -154,7 +154,7 @@ class Platform(Protocol):
     def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
         """In a visual server: the same for a batch of images and one picture being decoded.
 
-        On a GPU the room stays this process's own until memory runs out in it, and it takes little more.
+        On a GPU the room stays this process's own, and it takes little more.
         """
         ...
 

@@ -55,5 +55,10 @@ class GenericDecoder(nn.Module):
     def targets(self) -> Targets:
         return {}
 
+    @property
+    def is_capturable(self) -> bool:
+        """What transformers' code does is not known."""
+        return False
+
     def decoder_weights(self) -> DecoderWeights | None:
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from mmserve.config.resolved.gpu_memory import Card, tower_nbytes
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_triton, triton_attention
@@ -48,6 +51,8 @@ class CudaPlatform(TorchPlatform):
     def __init__(self, device: torch.device, dtype: torch.dtype, attention: AttentionChoice = "auto") -> None:
         super().__init__(device, dtype)
         self._attention = attention
+        self._room_nbytes = 0
+        """Of a visual server's tower, kept by the allocator."""
 
     @property
     def device_name(self) -> str:
@@ -59,6 +64,14 @@ class CudaPlatform(TorchPlatform):
         from mmserve.model_backend.platforms.cuda.ops import TritonOps
 
         return TritonOps(self.device)
+
+    def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
+        context = super().layer_context(tp, quantization)
+        if quantization != "none" or not offers_triton(self._attention, Gpu.of(self.device)):
+            return context
+        from mmserve.model_backend.platforms.cuda.experts.choice import grouped_experts
+
+        return replace(context, grouped_experts=partial(grouped_experts, self.dtype, self.device))
 
     def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
         if quantization != "fp8":
@@ -123,13 +136,24 @@ class CudaPlatform(TorchPlatform):
     def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
         if not parts.rungs:
             return None
-        if parts.model.decoder_weights() is None or not parts.attention.supports_graphs:
-            logger.info("steps are computed launch by launch: graphs are for plain decoders on Triton's attention")
+        captures = parts.model.is_capturable and parts.attention.supports_graphs
+        if parts.tp.worst([not captures])[0]:  # kernels may have failed on one rank's GPU alone
+            logger.info("steps are computed launch by launch: graphs are for mmserve's decoders on Triton's kernels")
             return None
         return CapturedDecodes(parts, self.transfers(), CudaCapture(self.device))
 
     def release_cached_memory(self) -> None:
         torch.cuda.empty_cache()
+        if self._room_nbytes:
+            try:
+                self._take_room()
+            except torch.OutOfMemoryError:
+                logger.warning("the room for pictures could not be taken again: other processes have it")
+
+    def _take_room(self) -> None:
+        """In one piece."""
+        room = torch.empty(self._room_nbytes, dtype=torch.uint8, device=self.device)
+        del room  # the allocator keeps it
 
     @property
     def num_devices(self) -> int:
@@ -155,8 +179,8 @@ class CudaPlatform(TorchPlatform):
         assert vision is not None, "a text model has no vision tower"
         patches = deployment.max_image_rows * vision.patches_per_row
         sizes = vision.hidden_size, vision.intermediate_size, self.dtype.itemsize
-        room = torch.empty(tower_nbytes(max_images, patches, *sizes), dtype=torch.uint8, device=self.device)
-        del room  # the allocator keeps it
+        self._room_nbytes = tower_nbytes(max_images, patches, *sizes)
+        self._take_room()
         most = torch.cuda.memory_reserved(self.device) + _MORE_FOR_IMAGES_NBYTES
         torch.cuda.set_per_process_memory_fraction(min(1.0, most / self.device_memory().total_nbytes), self.device)
 

@@ -12,7 +12,7 @@ from mmserve.config.config import Config
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import make_llama
+from tests.fakes.checkpoints import make_llama, make_text
 from tests.fakes.engine import make_runner
 from tests.fakes.grammars import JSON
 from tests.fakes.graph_capture import LateGraphs
@@ -81,6 +81,21 @@ def test_a_step_is_two_copies_to_the_device_one_replay_and_one_copy_back(capturi
         assert (device.num_launches, platform.capture.num_replays) == (before[0] + 4, before[1] + 1)
     assert device.num_waits == waits
     assert device.num_queued > 0, "nothing is computed yet"
+    assert [len(runner.collect(each).tokens) for each in in_flight] == [2] * 5
+
+
+def test_a_mixture_of_experts_is_launched_as_often_and_nothing_waits_for_its_router(
+    tmp_path: Path, device: LateDevice
+) -> None:
+    device, runner, platform = late_rank(make_text(tmp_path, "qwen3_moe"), device, eager=False)
+    waits = device.num_waits
+    prompts, first, *others = made("greedy")
+    in_flight = [runner.launch(prompts), runner.launch(first)]
+    for plan in others:
+        before = device.num_launches, platform.capture.num_replays
+        in_flight.append(runner.launch(plan))
+        assert (device.num_launches, platform.capture.num_replays) == (before[0] + 4, before[1] + 1)
+    assert device.num_waits == waits
     assert [len(runner.collect(each).tokens) for each in in_flight] == [2] * 5
 
 
