@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,15 +13,15 @@ from mmserve.model_backend.distributed import Collectives, TpGroup
 from mmserve.model_backend.platforms.cuda.sums.choice import NCCL, Choice, choose, described, way_of
 from mmserve.model_backend.platforms.cuda.sums.ways import Way, fits, symmetric_ways
 from mmserve.model_backend.rank_links import Reduction
-from mmserve.runtime.errors import shortened
+from mmserve.runtime.errors import StartupError, shortened
 
 SIZES = tuple(1 << power for power in range(13, 23))
 """Bytes: from a row of a small model to a step of 512 rows of a large one."""
 _TESTED_NBYTES = 1 << 16
 _WARM_UPS, _CALLS = 5, 20
 _NS = 1e9
-Timer = Callable[[Callable[[], object]], float]
-"""Seconds of one call."""
+Timer = Callable[[Callable[[], object]], Callable[[], float]]
+"""Launches calls, and returns what waits for them and tells the seconds of one."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,52 +80,73 @@ def chosen_sums(
 def measured(
     tp: TpGroup, ways: Mapping[str, Way], dtype: torch.dtype, device: torch.device, timer: Timer
 ) -> tuple[dict[str, Way], dict[int, dict[str, float]]]:
-    """The ways that add up rightly; and bytes -> way -> seconds of one sum on the slowest rank, with NCCL."""
+    """The ways that add up rightly; and bytes -> way -> seconds of one sum on the slowest rank, with NCCL.
+
+    Raises StartupError if some ranks alone could launch a way.
+    """
     others = tp.collectives
     assert others is not None
     working = {name: way for name, way in ways.items() if _adds_up(tp, others, name, way, dtype, device)}
     by_nccl: dict[str, Way] = {NCCL: lambda tensor: others.all_reduce(tensor, "sum")}
-    timed = by_nccl | working
-    return working, {nbytes: _seconds(tp, timed, nbytes, dtype, device, timer) for nbytes in SIZES}
+    seconds = {}
+    for nbytes in SIZES:
+        seconds[nbytes] = _seconds(tp, by_nccl | working, nbytes, dtype, device, timer)
+        working = {name: way for name, way in working.items() if name in seconds[nbytes]}
+    kept = by_nccl | working
+    return working, {nbytes: {name: times[name] for name in kept} for nbytes, times in seconds.items()}
 
 
 def _adds_up(tp: TpGroup, others: Collectives, name: str, way: Way, dtype: torch.dtype, device: torch.device) -> bool:
     """True if it does so on all ranks, twice, as NCCL does."""
     generator = torch.Generator(device).manual_seed(tp.rank)
     numbers = torch.randn(_TESTED_NBYTES // dtype.itemsize, device=device, generator=generator).to(dtype)
-    expected, problem = numbers.clone(), ""
+    expected, found = numbers.clone(), [numbers.clone() for _ in range(2)]
     others.all_reduce(expected, "sum")
-    try:
-        for _ in range(2):
-            found = numbers.clone()
-            way(found)
-            if not torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=2e-2):
-                problem = "its sums are wrong"
-    except RuntimeError as error:
-        problem = shortened(" ".join(str(error).split()), 200)
-    if not tp.worst([bool(problem)])[0]:
+    if not _launched(tp, name, lambda: [way(each) for each in found]):
+        return False
+    wrong = not all(torch.allclose(each.float(), expected.float(), rtol=2e-2, atol=2e-2) for each in found)
+    if not tp.worst([wrong])[0]:
         return True
-    logger.warning("ranks do not add up by %s: %s", name, problem or "another rank's log says why")
+    logger.warning("ranks do not add up by %s: its sums are wrong%s", name, "" if wrong else " on another rank")
     return False
 
 
 def _seconds(
     tp: TpGroup, ways: Mapping[str, Way], nbytes: int, dtype: torch.dtype, device: torch.device, timer: Timer
 ) -> dict[str, float]:
-    """Of the slowest rank, so that all ranks choose alike."""
+    """Of the slowest rank, so that all ranks choose alike. Without ways that fail."""
     tensor = torch.zeros(nbytes // dtype.itemsize, dtype=dtype, device=device)
-    own = [timer(lambda way=way: way(tensor)) for way in ways.values()]  # type: ignore[misc]
-    return dict(zip(ways, _agreed(tp, own), strict=True))
+    found = {}
+    for name, way in ways.items():
+        waits: list[Callable[[], float]] = []
+        if _launched(tp, name, lambda way=way, waits=waits: waits.append(timer(lambda: way(tensor)))):  # type: ignore[misc]
+            (found[name],) = (each / _NS for each in tp.worst([round(_NS * waits[0]())]))
+    return found
 
 
-def _agreed(tp: TpGroup, seconds: Iterable[float]) -> list[float]:
-    return [each / _NS for each in tp.worst([round(_NS * each) for each in seconds])]
+def _launched(tp: TpGroup, name: str, work: Callable[[], object]) -> bool:
+    """Whether all ranks could launch it; they agree before any waits for its GPU.
+
+    Raises StartupError on all ranks if some could: their GPUs wait for those of the others, for ever.
+    """
+    problem = ""
+    try:
+        work()
+    except RuntimeError as error:
+        problem = shortened(" ".join(str(error).split()), 200)
+    failed, fine = tp.worst([bool(problem), not problem])
+    if not failed:
+        return True
+    logger.warning("ranks do not add up by %s: %s", name, problem or "another rank's log says why")
+    if fine:
+        raise StartupError(f"adding up by {name} fails on some ranks alone, and the others wait: use --rank-sums nccl")
+    return False
 
 
 def timer_of(device: torch.device) -> Timer:
     """Of a GPU."""
 
-    def seconds(work: Callable[[], object]) -> float:
+    def launched(work: Callable[[], object]) -> Callable[[], float]:
         for _ in range(_WARM_UPS):
             work()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -133,7 +154,11 @@ def timer_of(device: torch.device) -> Timer:
         for _ in range(_CALLS):
             work()
         end.record(torch.cuda.current_stream(device))
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3 / _CALLS
 
-    return seconds
+        def seconds() -> float:
+            end.synchronize()
+            return float(start.elapsed_time(end)) / 1e3 / _CALLS
+
+        return seconds
+
+    return launched

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mmserve.model_backend.platforms.cuda.sums.ways import Way, fits, ways_of
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.rank_links import connect
 from mmserve.model_backend.run import with_sums
+from mmserve.runtime.errors import StartupError
 
 RANKS, CPU = 2, torch.device("cpu")
 
@@ -60,10 +62,11 @@ class Timed:
     def __init__(self, *seconds: float) -> None:
         self._seconds, self._asked = seconds, 0
 
-    def __call__(self, work: Callable[[], object]) -> float:
+    def __call__(self, work: Callable[[], object]) -> Callable[[], float]:
         work()
         self._asked += 1
-        return self._seconds[(self._asked - 1) % len(self._seconds)]
+        seconds = self._seconds[(self._asked - 1) % len(self._seconds)]
+        return lambda: seconds
 
 
 def through_links(tp: TpGroup, calls: list[str], name: str) -> Way:
@@ -92,7 +95,7 @@ def test_ranks_take_the_way_that_is_fast_on_the_slowest_of_them(tmp_path: Path) 
     assert on_ranks(chosen, tmp_path) == [(["two-shot"], [3.0, 3.0, 2.0, 1.0])] * RANKS
 
 
-def test_a_way_that_is_wrong_or_fails_on_one_rank_is_taken_by_none(
+def test_a_way_that_is_wrong_on_one_rank_or_fails_on_all_is_taken_by_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def chosen(tp: TpGroup) -> Any:
@@ -100,15 +103,71 @@ def test_a_way_that_is_wrong_or_fails_on_one_rank_is_taken_by_none(
             tensor.mul_(1.0 + tp.rank)
 
         def failing(tensor: torch.Tensor) -> None:
-            if tp.rank:
-                raise RuntimeError("no peer access")
-            tensor.zero_()
+            raise RuntimeError("no peer access")
 
         return chosen_sums(tp, {"one-shot": wrong, "two-shot": failing}, torch.float32, CPU, Timed(1.0))
 
     assert on_ranks(chosen, tmp_path) == [None] * RANKS
     assert "its sums are wrong" in caplog.text
     assert "no peer access" in caplog.text
+
+
+class FailingFrom:
+    """Adds up until it has been called so often, on the ranks that fail then."""
+
+    def __init__(self, way: Way, calls: int) -> None:
+        self._way, self._left = way, calls
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        if not self._left:
+            raise RuntimeError("invalid argument")
+        self._left -= 1
+        self._way(tensor)
+
+
+@pytest.mark.parametrize("calls", [0, 2, 5], ids=["when tested", "when first timed", "for a larger size"])
+def test_a_way_that_fails_on_one_rank_alone_ends_all_ranks_before_they_wait_for_each_other(
+    calls: int, tmp_path: Path
+) -> None:
+    def chosen(tp: TpGroup) -> str:
+        waits: list[object] = []
+
+        def add(tensor: torch.Tensor) -> None:
+            tensor.mul_(3.0)  # a launch: the host goes on
+
+        def timer(work: Callable[[], object]) -> Callable[[], float]:
+            work()
+            return lambda: waits.append(work) or 1.0  # type: ignore[func-returns-value]
+
+        tp_like = replace(tp, collectives=Equal())
+        way = FailingFrom(add, calls) if tp.rank else add
+        with pytest.raises(StartupError) as refused:
+            chosen_sums(tp_like, {"one-shot": way}, torch.float32, CPU, timer)
+        assert len(waits) == max(0, 2 * (calls - 2) + (calls >= 2)), "NCCL before it, and sizes before this one"
+        return str(refused.value)
+
+    assert (
+        on_ranks(chosen, tmp_path)
+        == ["adding up by one-shot fails on some ranks alone, and the others wait: use --rank-sums nccl"] * RANKS
+    )
+
+
+def test_a_way_that_fails_on_all_ranks_while_it_is_timed_is_taken_for_no_size(tmp_path: Path) -> None:
+    def chosen(tp: TpGroup) -> Any:
+        failing = FailingFrom(lambda tensor: tensor.mul_(3.0), 6)  # type: ignore[arg-type,return-value]
+        return chosen_sums(replace(tp, collectives=Equal()), {"one-shot": failing}, torch.float32, CPU, Timed(5.0, 1.0))
+
+    for sums in on_ranks(chosen, tmp_path):
+        assert sums is None or "one-shot" not in sums._ways
+
+
+class Equal:
+    """Collectives whose sum is three times a rank's numbers, without a word between the ranks."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
+        tensor.mul_(3.0)
+
+    broadcast = gather = all_reduce
 
 
 def test_where_one_rank_has_no_symmetric_memory_all_use_nccl(
