@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -35,10 +36,8 @@ class Slices:
         self._nbytes = 0
         self._began_s: float | None = None
         """When the layer began that is being computed, if ranks computed then."""
-        for layers in tower.modules():
-            if isinstance(layers, nn.ModuleList):
-                for layer in layers:
-                    layer.register_forward_pre_hook(self._before_layer)
+        for layer in _layers(tower):
+            layer.register_forward_pre_hook(self._before_layer)
 
     def num_pictures(self, nbytes: Sequence[int]) -> int:
         """How many of the next pictures, with so many bytes of pixels, one call of the tower gets."""
@@ -67,3 +66,13 @@ class Slices:
             if rest_s:
                 self._sleep(rest_s)
         self._began_s = self._clock()
+
+
+def _layers(tower: Tower) -> list[nn.Module]:
+    """Members of lists of modules, of the class that most of them have.
+
+    Mergers of DeepStack are in a list too, but take less time than a layer, so that a layer behind one would not fit.
+    """
+    members = [each for modules in tower.modules() if isinstance(modules, nn.ModuleList) for each in modules]
+    (kind, _), *_ = Counter(map(type, members)).most_common(1) or [(nn.Module, 0)]
+    return [each for each in members if type(each) is kind]

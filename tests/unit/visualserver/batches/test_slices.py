@@ -64,6 +64,26 @@ def test_a_layer_longer_than_a_slice_has_a_longer_rest() -> None:
     assert run(Tower(0.004), 0.004) == ["wait", *["layer", "wait", "rest 12 ms"] * 3]
 
 
+class WithMergers(Tower):
+    """A short merger behind the first layer, as in Qwen3-VL."""
+
+    def __init__(self) -> None:
+        super().__init__(0.002)
+        self.deepstack_mergers = nn.ModuleList([nn.Flatten()])
+
+    def forward(self) -> None:
+        super().forward()
+        self.deepstack_mergers[0](torch.zeros(1, 1))
+
+
+def test_mergers_are_no_layers() -> None:
+    tower = WithMergers()
+    made = slices(tower, None)
+    with made.call(100):
+        tower()
+    assert made.num_layers == 3 + 1, "of the last layer its end too"
+
+
 def test_what_was_launched_before_steps_began_counts_for_no_layer() -> None:
     tower, steps = Tower(0.001), [None, None, 0.004, 0.004]
     limited = Slices(tower, Pace(1 / 3), lambda: steps.pop(0), tower.wait, clock=lambda: tower.now_s, sleep=tower.sleep)
