@@ -14,7 +14,7 @@ class LongWork:
     """A thread that beats while the main loop is inside ``computing``: with progress while the process computes.
 
     ``with``: the thread runs inside the block. ``counts_cpu_time``: False on a device for which waiting is a busy loop;
-    work then makes progress only when it ends.
+    work then makes progress only when it ends, and where it says so (``advanced``).
     """
 
     def __init__(self, heartbeat: HeartbeatSender, *, counts_cpu_time: bool, interval_s: float = INTERVAL_S) -> None:
@@ -22,6 +22,8 @@ class LongWork:
         self._counts_cpu_time = counts_cpu_time
         self._interval_s = interval_s
         self._is_computing = False
+        self._num_parts = 0
+        """Of work, that have ended."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -42,9 +44,15 @@ class LongWork:
         finally:
             self._is_computing = False
 
+    def advanced(self) -> None:
+        """A part of the work has ended."""
+        self._num_parts += 1
+
     def _run(self) -> None:
-        computed = ComputeProgress()
+        computed, num_seen = ComputeProgress(), 0
         while not self._ended.wait(self._interval_s):
-            progressed = computed.made() and self._counts_cpu_time
+            num_parts = self._num_parts
+            progressed = (computed.made() and self._counts_cpu_time) or num_parts > num_seen
+            num_seen = num_parts
             if self._is_computing:
                 self._heartbeat.beat(busy=True, progressed=progressed)

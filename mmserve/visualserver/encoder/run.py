@@ -66,7 +66,8 @@ def run(process: Process) -> None:
         pictures = GuardedDecoder(processors, isolated, journal)
         cache = RowsCache(int(deployment.config.mm_cache_gb * 2**30))
         rows_of = computing_rows(tower, processors.server.form, platform)
-        worker = Worker(pictures.views, rows_of, DTYPES[deployment.activation_dtype], cache)
+        dtype = DTYPES[deployment.activation_dtype]
+        worker = Worker(pictures.views, rows_of, dtype, cache, batch, platform.release_cached_memory)
         _serve(stack, process, worker, batch)
 
 
@@ -74,6 +75,7 @@ def _serve(stack: ExitStack, process: Process, worker: Worker, batch: int) -> No
     jobs: queue.SimpleQueue[Job | StartupError] = queue.SimpleQueue()
     heartbeat = stack.enter_context(closing(HeartbeatSender(process.endpoints, process.name)))
     long_work = stack.enter_context(LongWork(heartbeat, counts_cpu_time=process.deployment.device == "cpu"))
+    worker.advanced = long_work.advanced
     servers = _Servers(process, jobs, batch)
     while not servers.joined.is_set():
         if waiting := _next(jobs, batch):

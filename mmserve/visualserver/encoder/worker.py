@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from mmserve.messages.media import Processing
-from mmserve.model_backend.platforms.device import is_fatal_device_error
+from mmserve.model_backend.platforms.device import is_fatal_device_error, is_out_of_memory
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MmserveError
+from mmserve.visualserver.batches.call_size import CallSize
 from mmserve.visualserver.batches.encode import ComputeRows
 from mmserve.visualserver.encoder.dialer import Job
 from mmserve.visualserver.encoder.rows_cache import RowsCache
@@ -25,13 +26,27 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """``cache``: of rows that were computed before."""
+    """``cache``: of rows that were computed before. ``most``: pictures of one call of the tower. ``release_memory``:
+    see ``EncoderDevice``. ``advanced``: called behind each picture that is decoded and each call of the tower."""
 
-    def __init__(self, decode: Decode, tower: ComputeRows, dtype: torch.dtype, cache: RowsCache) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        tower: ComputeRows,
+        dtype: torch.dtype,
+        cache: RowsCache,
+        most: int,
+        release_memory: Callable[[], object] = lambda: None,
+    ) -> None:
         self._decode, self._tower, self._dtype, self._cache = decode, tower, dtype, cache
+        self._call_size, self._release_memory = CallSize(most), release_memory
+        self.advanced: Callable[[], object] = lambda: None
 
     def encode(self, jobs: Sequence[Job]) -> None:
-        """Answer each of them, from the cache if it has the rows. Raises the tower's error if the device is lost."""
+        """Answer each of them, from the cache if it has the rows. Raises the tower's error if the device is lost.
+
+        When memory has run out in a call of the tower, the pictures are tried in calls of half as many, as are later
+        ones for a while (``call_size``)."""
         started_s = time.monotonic()
         views: dict[int, PixelTensors] = {}
         for index, job in enumerate(jobs):
@@ -39,6 +54,7 @@ class Worker:
                 _answer(job, rows, 0.0)
             elif (decoded := self._decoded(job)) is not None:
                 views[index] = decoded
+            self.advanced()
         if not views:
             return
         found = self._rows(list(views.values()))
@@ -62,15 +78,35 @@ class Worker:
         return None
 
     def _rows(self, views: list[PixelTensors]) -> list[memoryview | None]:
-        """None for a picture that cannot be encoded. After an error each is encoded alone."""
+        """None for a picture that cannot be encoded."""
+        rows: list[memoryview | None] = []
+        while len(rows) < len(views):
+            part = views[len(rows) : len(rows) + self._call_size.now]
+            rows += self._rows_of_call(part) or ()  # none: again, in smaller calls
+        return rows
+
+    def _rows_of_call(self, views: list[PixelTensors]) -> list[memoryview | None] | None:
+        """None: memory has run out for so many together. After another error each is encoded alone."""
         try:
-            return [self._bytes(rows) for rows in self._tower(views)]
+            rows = [self._bytes(each) for each in self._tower(views)]
+            self._call_size.fitted(len(views))
+            self.advanced()
+            return rows
         except Exception as error:  # the boundary of one batch
             if is_fatal_device_error(error):
                 raise
+            out_of_memory = is_out_of_memory(error)
             logger.exception("%d pictures could not be encoded", len(views))
         # Here, where the error does not keep the tower's intermediate results any more.
-        return [None] if len(views) == 1 else [rows for each in views for rows in self._rows([each])]
+        if out_of_memory:
+            self._release_memory()
+        if len(views) == 1:
+            return [None]
+        if not out_of_memory:
+            return [rows for each in views for rows in self._rows_of_call([each]) or ()]
+        self._call_size.ran_out(len(views))
+        logger.warning("memory ran out: from now on at most %d pictures together", self._call_size.now)
+        return None
 
     def _bytes(self, rows: torch.Tensor) -> memoryview | None:
         """As the arena holds them. None if not all numbers are finite."""

@@ -78,6 +78,16 @@ def test_cpu_time_is_no_progress_where_waiting_is_a_busy_loop(endpoints: Endpoin
         assert _last(endpoints).progress == before.progress
 
 
+def test_parts_that_end_are_progress_everywhere(endpoints: Endpoints, heartbeat: HeartbeatSender) -> None:
+    before = _last(endpoints)
+    with LongWork(heartbeat, counts_cpu_time=False, interval_s=INTERVAL_S) as long_work, long_work.computing():
+        long_work.advanced()
+        until(lambda: _last(endpoints).progress > before.progress)
+        after = _last(endpoints)
+        _beats_for(endpoints, lambda: time.sleep(INTERVAL_S))
+        assert _last(endpoints).progress == after.progress, "no other part has ended"
+
+
 def test_an_idle_main_loop_beats_by_itself(endpoints: Endpoints, heartbeat: HeartbeatSender) -> None:
     before = _last(endpoints)
     with LongWork(heartbeat, counts_cpu_time=True, interval_s=INTERVAL_S):

@@ -57,7 +57,7 @@ class Asker:
 
 def test_each_picture_gets_its_rows_or_a_reason() -> None:
     asker, tower = Asker(), Tower()
-    encoder = Worker(decode, tower, torch.float32, RowsCache(1000))
+    encoder = Worker(decode, tower, torch.float32, RowsCache(1000), 8)
     encoder.encode([asker.job(number, content) for number, content in enumerate([5, 0, 66, 77, 6])])
     for number, content in ((0, 5.0), (4, 6.0)):
         message, rows = asker.answers[number]
@@ -84,14 +84,50 @@ def test_what_a_failed_call_has_computed_is_freed_before_its_pictures_are_tried_
         return [torch.ones(2, 3)]
 
     asker = Asker()
-    Worker(decode, tower, torch.float32, RowsCache(1000)).encode([asker.job(1, 5), asker.job(2, 6)])
+    Worker(decode, tower, torch.float32, RowsCache(1000), 8).encode([asker.job(1, 5), asker.job(2, 6)])
     assert all(isinstance(message, Result) for message, _ in asker.answers.values())
     assert len(kept) == 3
 
 
+def test_memory_that_runs_out_costs_a_retry_in_smaller_calls_now_and_later() -> None:
+    asker, calls, released = Asker(), list[int](), list[int]()
+
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
+        calls.append(len(pictures))
+        if len(pictures) > 2:
+            raise torch.OutOfMemoryError("for so many")
+        return [torch.full((2, 3), float(picture.pixels.float().mean())) for picture in pictures]
+
+    cache = RowsCache(1000)
+    encoder = Worker(decode, tower, torch.float32, cache, 8, lambda: released.append(len(calls)))
+    parts: list[int] = []
+    encoder.advanced = lambda: parts.append(len(calls))
+    encoder.encode([asker.job(number, 10 + number) for number in range(5)])
+    assert parts == [0, 0, 0, 0, 0, 2, 3, 4], "behind each picture that is decoded and each call"
+    encoder.encode([asker.job(number, 10 + number) for number in range(5, 8)])
+    assert calls == [5, 2, 2, 1, 2, 1]
+    assert released == [1]
+    for number, (message, rows) in asker.answers.items():
+        assert isinstance(message, Result)
+        assert np.frombuffer(rows, np.float32).tolist() == [10.0 + number] * 6
+
+
+def test_a_picture_for_which_memory_does_not_suffice_fails_alone() -> None:
+    asker = Asker()
+
+    def tower(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
+        if any(float(picture.pixels.float().mean()) == 66.0 for picture in pictures):
+            raise torch.OutOfMemoryError("for this one")
+        return [torch.ones(2, 3) for _ in pictures]
+
+    encoder = Worker(decode, tower, torch.float32, RowsCache(1000), 8)
+    encoder.encode([asker.job(number, content) for number, content in enumerate([5, 66, 7])])
+    assert [number for number, (message, _) in sorted(asker.answers.items()) if isinstance(message, Fail)] == [1]
+
+
 def test_rows_are_computed_once() -> None:
     asker, tower = Asker(), Tower()
-    encoder = Worker(decode, tower, torch.bfloat16, RowsCache(1000))
+    encoder = Worker(decode, tower, torch.bfloat16, RowsCache(1000), 8)
     encoder.encode([asker.job(1, 5)])
     encoder.encode([asker.job(2, 5), asker.job(3, 6)])
     assert tower.batches == [1, 1]
@@ -101,7 +137,7 @@ def test_rows_are_computed_once() -> None:
 
 def test_rows_that_are_kept_are_no_part_of_what_the_tower_has_returned() -> None:
     asker, both = Asker(), torch.ones(4, 3)
-    encoder = Worker(decode, lambda pictures: list(both.split(2)), torch.float32, RowsCache(1000))
+    encoder = Worker(decode, lambda pictures: list(both.split(2)), torch.float32, RowsCache(1000), 8)
     encoder.encode([asker.job(1, 5), asker.job(2, 6)])
     both.zero_()
     encoder.encode([asker.job(3, 5)])
