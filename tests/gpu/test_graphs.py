@@ -13,7 +13,7 @@ import torch
 from mmserve.config.config import Config
 from mmserve.config.resolved.graph_ladder import ladder
 from mmserve.model_backend.platforms.device import platform_for
-from tests.fakes.checkpoints import make_llama
+from tests.fakes.checkpoints import make_text
 from tests.fakes.engine import Driver, make_runner
 
 pytestmark = [
@@ -40,10 +40,11 @@ def runner_and_answers(directory: Path, *, enforce_eager: bool) -> tuple[object,
     return runner._graphs, [sequence.output for sequence in running]
 
 
-def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_tokens_are_those_of_steps_that_are_not_captured(tmp_path: Path, family: str) -> None:
     from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
 
-    directory = make_llama(tmp_path, head_dim=16)
+    directory = make_text(tmp_path, family, head_dim=16)
     replaying, found = runner_and_answers(directory, enforce_eager=False)
     launching, expected = runner_and_answers(directory, enforce_eager=True)
     assert isinstance(replaying, CapturedDecodes)

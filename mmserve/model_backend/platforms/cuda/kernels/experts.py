@@ -44,7 +44,7 @@ def route_rows(
     tl.store(experts + row * TOP + place, chosen, mask=place < TOP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_pairs", "max_blocks"])
 def sort_pairs(
     experts,
     order,
