@@ -138,6 +138,8 @@ def test_a_step_has_rows_of_several_sequences_and_three_axes_only_if_one_is_with
     starts, counts = np.array([4, length, 3]), np.array([1, 1, 3])
     mixed = slots.of_rows(np.array([1, 2, 0]), starts, counts, np.array([4, length, 3, 4, 5]))
     assert mixed.tolist() == [[4, length - 2, 2, 2, 2], [4, length - 2, 2, 3, 3], [4, length - 2, 3, 2, 3]]
+    before_the_image = slots.of_rows(np.array([2]), np.array([0]), np.array([2]), np.array([0, 1]))
+    assert before_the_image.tolist() == [[0, 1]]
     slots.enter(0, [])
     assert slots.of_rows(np.array([0]), np.array([3]), np.array([2]), np.array([3, 4])).tolist() == [[3, 4]]
 
