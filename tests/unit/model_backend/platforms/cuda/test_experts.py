@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from mmserve.checkpoint.spec import MoeSpec
-from mmserve.model_backend.layers.moe import route
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.moe import MoeMlp, route
 from mmserve.model_backend.platforms.cuda.experts import choice
 from mmserve.model_backend.platforms.cuda.experts.choice import exact_mixture, problem_with_experts
 from mmserve.model_backend.platforms.cuda.experts.grouped import Routing, TritonExperts, max_blocks
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.reference import TorchOps, TorchPlatform
+from tests.fakes.graph_capture import RecordedGraphs
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 CPU = torch.device("cpu")
@@ -100,6 +104,44 @@ def test_every_pair_is_in_one_block_of_its_expert(chosen: list[int]) -> None:
             assert (pairs[found.order[first : first + count].long()] == expert).all()
             seen += range(first, first + count)
     assert sorted(seen) == list(range(len(chosen)))
+
+
+class Unsummed:
+    """Collectives that leave a rank its own summand."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
+        pass
+
+    broadcast = gather = all_reduce
+
+
+def layer(tp: TpGroup, weights: dict[str, torch.Tensor], platform: TorchPlatform) -> MoeMlp:
+    """This rank's part of a layer with these weights."""
+    spec: Any = SimpleNamespace(hidden_size=HIDDEN, activation="silu")
+    made = MoeMlp(spec, SPEC, context=platform.layer_context(tp))
+    for name, target in made.targets():
+        part = weights[name].narrow(target.dim, target.start, target.into.shape[target.dim])
+        target.into.copy_(part)
+    return made
+
+
+def test_ranks_have_a_part_of_every_expert() -> None:
+    shapes = {"gate.weight": (SPEC.num_experts, HIDDEN)}
+    for expert in range(SPEC.num_experts):
+        matrices = {"gate_proj": (SPEC.intermediate_size, HIDDEN), "up_proj": (SPEC.intermediate_size, HIDDEN)}
+        matrices["down_proj"] = (HIDDEN, SPEC.intermediate_size)
+        shapes |= {f"experts.{expert}.{name}.weight": shape for name, shape in matrices.items()}
+    generator = torch.Generator().manual_seed(5)
+    weights = {name: torch.randn(shape, generator=generator) / 8 for name, shape in shapes.items()}
+    x, residual = random(7, HIDDEN), random(8, HIDDEN)[1:]
+    with torch.inference_mode():
+        whole = layer(TpGroup(), weights, TorchPlatform(CPU, torch.float32))(x, residual.clone())
+        alone = layer(TpGroup(), weights, RecordedGraphs())
+        parts = [layer(TpGroup(rank, 2, Unsummed()), weights, RecordedGraphs()) for rank in range(2)]  # type: ignore[arg-type]
+        assert alone.is_capturable
+        assert torch.allclose(alone(x, residual.clone()), whole, atol=1e-5)
+        summands = [part(x, residual.clone()) for part in parts]
+    assert torch.allclose(summands[0] + summands[1] - residual, whole, atol=1e-5)
 
 
 def test_blocks_suffice_however_pairs_are_spread() -> None:
