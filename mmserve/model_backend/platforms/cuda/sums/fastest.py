@@ -119,7 +119,11 @@ def _seconds(
     found = {}
     for name, way in ways.items():
         waits: list[Callable[[], float]] = []
-        if _launched(tp, name, lambda way=way, waits=waits: waits.append(timer(lambda: way(tensor)))):  # type: ignore[misc]
+
+        def launch(way: Way = way, waits: list[Callable[[], float]] = waits) -> None:
+            waits.append(timer(lambda: way(tensor)))
+
+        if _launched(tp, name, launch):
             (found[name],) = (each / _NS for each in tp.worst([round(_NS * waits[0]())]))
     return found
 
