@@ -102,7 +102,12 @@ def _adds_up(tp: TpGroup, others: Collectives, name: str, way: Way, dtype: torch
     numbers = torch.randn(_TESTED_NBYTES // dtype.itemsize, device=device, generator=generator).to(dtype)
     expected, found = numbers.clone(), [numbers.clone() for _ in range(2)]
     others.all_reduce(expected, "sum")
-    if not _launched(tp, name, lambda: [way(each) for each in found]):
+
+    def launch() -> None:
+        for each in found:
+            way(each)
+
+    if not _launched(tp, name, launch):
         return False
     wrong = not all(torch.allclose(each.float(), expected.float(), rtol=2e-2, atol=2e-2) for each in found)
     if not tp.worst([wrong])[0]:
