@@ -2,7 +2,7 @@
 
 ``python -m tests.unit.model_backend.platforms.cuda.compiled CASE...`` prints a JSON list. A case is a JSON list: the
 compute capability as a number, then the fields of ``Case``, or "encoder", head size and dtype for a vision tower, or
-"rows", size and dtype for norms and gates, or "draw" for sampling.
+"rows", size and dtype for norms and gates, "experts" and a number of rows for a mixture, or "draw" for sampling.
 This is a process of its own, because Triton's interpreter, in which the other tests run kernels, is chosen when Triton
 is imported.
 """
@@ -34,7 +34,7 @@ from mmserve.model_backend.attention.interface import (
 )
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 
-ENCODER, ROWS, DRAW = "encoder", "rows", "draw"
+ENCODER, ROWS, EXPERTS, DRAW = "encoder", "rows", "experts", "draw"
 ADA = 89
 """The first with numbers in FP8."""
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
@@ -190,6 +190,21 @@ def _round_rows(x: torch.Tensor) -> None:
         launches.gated(torch.empty(8, 2 * x.shape[1], dtype=x.dtype), False, group)
 
 
+def compile_experts(rows: int, capability: int) -> list[dict[str, Any]]:
+    """A mixture of 128 experts in bfloat16, as Qwen3-30B-A3B has them."""
+    from mmserve.checkpoint.spec import MoeSpec
+    from mmserve.model_backend.platforms.cuda.experts.grouped import TritonExperts
+
+    spec = MoeSpec(num_experts=128, top_k=8, intermediate_size=768, renormalize=True)
+    x, *others = (
+        torch.empty(shape, dtype=torch.bfloat16)
+        for shape in ((rows, 2048), (rows, 128), (128, 1536, 2048), (128, 2048, 768))
+    )
+    with compiled_launches(capability) as kernels:
+        TritonExperts(spec, lambda gate_up: gate_up[:, :768].contiguous()).mixed(x, *others, x)
+    return [resources(kernel) for kernel in kernels]
+
+
 def compile_draw(capability: int) -> list[dict[str, Any]]:
     """What draws a token with each kind of cut."""
     from mmserve.model_backend.platforms.cuda.sampling import TritonSampling
@@ -221,6 +236,8 @@ def compile_any(case: list[Any]) -> list[dict[str, Any]]:
             return compile_encoder(*about, capability)
         case [kind, *about] if kind == ROWS:
             return compile_rows(*about, capability)
+        case [kind, rows] if kind == EXPERTS:
+            return compile_experts(rows, capability)
         case [kind] if kind == DRAW:
             return compile_draw(capability)
     return compile_case(Case(*case), capability)

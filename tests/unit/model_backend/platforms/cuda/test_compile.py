@@ -15,7 +15,7 @@ import pytest
 
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 from tests.unit.model_backend.platforms.cuda import compiled
-from tests.unit.model_backend.platforms.cuda.compiled import DRAW, ENCODER, ROWS, SHARED_BYTES, Case
+from tests.unit.model_backend.platforms.cuda.compiled import DRAW, ENCODER, EXPERTS, ROWS, SHARED_BYTES, Case
 
 HOPPER = 90
 LLAMA = Case("bfloat16", 4, 8, 128)
@@ -36,7 +36,8 @@ OTHERS: dict[str, list[Any]] = {
     "rows on small Blackwell": [120, ROWS, 4096, "bfloat16"],
 }
 """What is special about them: Ampere has no FP8, a Blackwell GPU for desks two fifths of Hopper's shared memory."""
-CASES = [*FOR_HOPPER, *OTHERS.values()]
+MIXTURES: list[list[Any]] = [[HOPPER, EXPERTS, 1], [HOPPER, EXPERTS, 1000]]
+CASES = [*FOR_HOPPER, *OTHERS.values(), *MIXTURES]
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +96,16 @@ def test_for_older_and_smaller_gpus_kernels_fit(kernels: list[dict[str, dict[str
         assert not kernel["spilled_bytes"], kernel
         assert kernel["shared_bytes"] <= SHARED_BYTES[capability]
         assert kernel["registers"] * 32 * kernel["warps"] <= 1 << 16
+
+
+def test_experts_are_read_ahead_and_many_rows_take_the_fast_products(
+    kernels: list[dict[str, dict[str, Any]]],
+) -> None:
+    few, many = kernels[-len(MIXTURES) :]
+    for found in (few, many):
+        assert set(found) == {"route_rows", "sort_pairs", "multiply_pairs", "add_pairs"}
+        assert not any(kernel["spilled_bytes"] for kernel in found.values())
+        assert found["multiply_pairs"]["copies_ahead"]
+        assert found["multiply_pairs"]["shared_bytes"] <= SHARED_BYTES[120], "one size for all GPUs"
+        assert not found["multiply_pairs"]["other_copies"]
+    assert many["multiply_pairs"]["wgmma"]
