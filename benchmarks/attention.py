@@ -40,17 +40,25 @@ WARM_UPS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """``sequences`` sequences, each with ``count`` new tokens after ``start`` computed ones."""
+    """``sequences`` sequences, each with ``count`` new tokens after ``start`` computed ones.
+
+    The first ``shared`` tokens of all, a multiple of a block, are in the same blocks.
+    """
 
     name: str
     sequences: int
     start: int
     count: int
+    shared: int = 0
 
 
 CASES = (
     Case("16 decoding, 288 tokens each", 16, 287, 1),
     Case("8 decoding, 1,000 tokens each", 8, 999, 1),
+    Case("8 decoding, 1,000 tokens each, 992 shared", 8, 999, 1, 992),
+    Case("8 of a prompt behind 992", 1, 992, 8),
+    Case("16 decoding, 1,088 tokens each, 1,024 shared", 16, 1087, 1, 1024),
+    Case("16 of a prompt behind 1,072", 1, 1072, 16),
     Case("a prompt of 256", 1, 0, 256),
     Case("64 of a prompt behind 448", 1, 448, 64),
     Case("1 decoding, 1,000 tokens", 1, 999, 1),
@@ -143,6 +151,7 @@ def _num_blocks(case: Case) -> int:
 def _step(case: Case) -> AttentionInput:
     """The input of one step. Blocks are in random order, as in a server that has run for a while."""
     blocks = np.random.default_rng(0).permutation(_num_blocks(case)).reshape(case.sequences, -1)
+    blocks[:, : case.shared // BLOCK_TOKENS] = blocks[0, : case.shared // BLOCK_TOKENS]
     slots = np.arange(case.sequences)
     positions = np.tile(np.arange(case.start, case.start + case.count), case.sequences)
     slot_mapping = blocks[np.repeat(slots, case.count), positions // BLOCK_TOKENS] * BLOCK_TOKENS

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "aligned_memory.h"
 #include "attention/bfloat16_cache.h"
 #include "attention/float32_cache.h"
 #include "attention/job.h"
+#include "attention/pieces.h"
 #include "linear/inputs.h"
 #include "thread_pool.h"
 
@@ -86,19 +88,71 @@ void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t h
     }
 }
 
-// A tile of few rows, such as a decoding sequence, is one task with all heads: their keys are neighbours in memory,
-// which is then read in order. A tile of many rows, or any tile if there are fewer tiles than threads, is one task per
+// Adds what the rows of a tile find at the keys [from, end), which begin with a key tile. q: [heads, rows, dim].
+template <class Cache>
+void attend_keys(const QueryTile<Cache>& tile, const typename Cache::Input* q, int64_t from, int64_t end,
+                 typename Cache::Softmax* softmax) {
+    for (int64_t first = from; first < end; first += kKeyTile) {
+        const int64_t last = std::min(end, first + kKeyTile);
+        score_tile(tile.cache, q, tile.rows, tile.heads, first, last, end, first == from, tile.scores);
+        tile.update_softmax(first, last, softmax);
+        add_tile(tile.cache, tile.weights, tile.rows, tile.heads, first, last, end, tile.out);
+    }
+}
+
+// Of a piece of several tiles: all rows read what their sequences share, and then each tile's the rest of its own sequence.
+// So every row's operations are those of attend_tile, in their order.
+template <class Cache>
+void attend_together(const Job& job, const Piece& piece, int64_t first_head, int64_t heads) {
+    using Input = typename Cache::Input;
+    const int64_t group = job.heads / job.kv_heads, rows = piece.count * group, dim = job.dim;
+    const Cache cache(job, piece.tiles[3], first_head);
+    const int64_t columns = cache.columns();
+    float* out = memory::scratch<struct Results, float>(heads * rows * (columns + kKeyTile) + group * dim);
+    float *scores = out + heads * rows * columns, *scaled = scores + heads * rows * kKeyTile;
+    Input *q = memory::scratch<struct Queries, Input>(heads * rows * (dim + kKeyTile)), *weights = q + heads * rows * dim;
+    if constexpr (std::is_same_v<Input, float>) weights = scores;
+    typename Cache::Softmax softmax[kMaxRows];
+    std::fill(out, out + heads * rows * columns, 0.f);
+    for (int64_t r = 0; r < heads * rows; r += group)
+        gather_queries<Cache>(job, piece.tile(r % rows / group), first_head + r / rows, scaled, q + r * dim);
+    const QueryTile<Cache> all{cache, rows, heads, group, piece.shared, 0, nullptr, out, scores, weights};
+    attend_keys(all, q, 0, piece.shared, softmax);
+    for (int64_t r = 0; r < heads * rows; r += group) {
+        const int64_t *t = piece.tile(r % rows / group), head = first_head + r / rows;
+        const QueryTile<Cache> own{Cache(job, t[3], head), group, 1, group, t[2], 0, nullptr, out + r * columns,
+                                   scores + r * kKeyTile, weights + r * kKeyTile};
+        attend_keys(own, q + r * dim, piece.shared, t[2] + 1, softmax + r);
+        for (int64_t row = r; row < r + group; ++row) {
+            float* to = job.out + (t[0] * job.heads + head * group + row - r) * dim;
+            const float sum = softmax[row].sum();
+            for (int64_t i = 0; i < dim; ++i) to[i] = out[row * columns + i] / sum;
+        }
+    }
+}
+
+template <class Cache>
+void attend(const Job& job, const Piece& piece, int64_t first_head, int64_t heads) {
+    if (piece.count == 1) return attend_tile<Cache>(job, piece.tiles, first_head, heads);
+    attend_together<Cache>(job, piece, first_head, heads);
+}
+
+// A piece of few rows, such as a decoding sequence, is one task with all heads: their keys are neighbours in memory,
+// which is then read in order. A piece of many rows, or any piece if there are fewer pieces than threads, is one task per
 // KV head.
 template <class Cache>
 void run(const Job& job, int64_t tiles) {
-    const bool enough_tiles = tiles >= pool::shared().num_threads();
-    pool::parallel_for(tiles * job.kv_heads, [&](int64_t task) {
+    const int64_t threads = pool::shared().num_threads();
+    const std::vector<Piece> pieces = pieces_of(job, tiles, threads);
+    const bool enough_pieces = static_cast<int64_t>(pieces.size()) >= threads;
+    pool::parallel_for(pieces.size() * job.kv_heads, [&](int64_t task) {
         std::optional<linear::FlushDenormals> flush;
         if constexpr (Cache::kFlushes) flush.emplace();
-        const int64_t *t = job.tiles + task / job.kv_heads * 4, head = task % job.kv_heads;
-        const bool all_heads = enough_tiles && t[1] * job.heads <= kMaxRows;
-        if (!all_heads) attend_tile<Cache>(job, t, head, 1);
-        if (all_heads && head == 0) attend_tile<Cache>(job, t, 0, job.kv_heads);
+        const Piece& piece = pieces[task / job.kv_heads];
+        const int64_t head = task % job.kv_heads;
+        const bool all_heads = enough_pieces && piece.count * piece.tiles[1] * job.heads <= kMaxRows;
+        if (!all_heads) attend<Cache>(job, piece, head, 1);
+        if (all_heads && head == 0) attend<Cache>(job, piece, 0, job.kv_heads);
     });
 }
 

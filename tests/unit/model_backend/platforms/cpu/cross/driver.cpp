@@ -156,6 +156,28 @@ void attention_of_sequence() {
     }
 }
 
+// Decoding sequences whose first 64 tokens are in the same four blocks.
+void attention_of_shared_prefix() {
+    constexpr int64_t kSequences = 6, kHeads = 4, kKvHeads = 2, kDim = 32, kWidth = (kHeads + 2 * kKvHeads) * kDim;
+    constexpr int64_t kShared = 4, kBlocks = kShared + 1, kTokens = 16 * kShared;
+    Numbers numbers(5);
+    const auto qkv = numbers.floats((kTokens + kSequences) * kWidth, 1);
+    std::vector<int64_t> slots, tables, tiles;
+    for (int64_t i = 0; i < kTokens; ++i) slots.push_back(i);
+    for (int64_t i = 0; i < kSequences; ++i) {
+        slots.push_back((kShared + i) * 16);
+        for (int64_t block = 0; block < kShared; ++block) tables.push_back(block);
+        tables.push_back(kShared + i);
+        tiles.insert(tiles.end(), {kTokens + i, 1, kTokens, i});
+    }
+    for (const int format : {0, 1, 2}) {
+        std::vector<float> cache((kShared + kSequences) * 16 * 2 * kKvHeads * kDim), out((kTokens + kSequences) * kHeads * kDim);
+        mm_attention(qkv.data(), qkv.data() + kHeads * kDim, slots.data(), cache.data(), format, tables.data(), tiles.data(),
+                     out.data(), kTokens + kSequences, kSequences, kWidth, kBlocks, kHeads, kKvHeads, kDim, 0, nullptr, 0.17f);
+        write("attention to a shared prefix", out);
+    }
+}
+
 void attention_of_pictures() {
     constexpr int64_t kHeads = 2, kDim = 40;
     const std::vector<int64_t> lengths{70, 17};
@@ -202,6 +224,7 @@ int main(int count, char**) {
     decoders();
     feed_forward_blocks();
     attention_of_sequence();
+    attention_of_shared_prefix();
     attention_of_pictures();
     samples();
 }
