@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -18,7 +17,7 @@ import pytest
 from benchmarks.nodes.cluster import metric
 from tests.e2e.fronts import front_metric
 from tests.e2e.stack import LITTLE_MEMORY, Stack
-from tests.e2e.streams import answers_of
+from tests.e2e.steady_load import SteadyLoad
 from tests.fakes.cache import until
 from tests.fakes.ports import free_port
 
@@ -65,25 +64,21 @@ def test_streams_go_on_nothing_is_left_and_a_server_comes_back_with_room_for_it(
         process.stdin.write(f"{word}\n")
         process.stdin.flush()
 
-    def kill() -> None:
-        processes.extend(psutil.Process(raylet).children(recursive=True))
-        titles.extend(" ".join(each.cmdline()) for each in processes)
-        say("kill")
-
-    port, processes, titles = free_port(), list[psutil.Process](), list[str]()
+    port = free_port()
     with _two_raylets(port) as (process, raylet):
         stack = Stack(f"http://127.0.0.1:{port}", process.pid)
         until(lambda: front_metric(stack, "replicas") == 2, timeout_s=60)
-        expected = asyncio.run(answers_of(stack))
-        begun_s = time.monotonic()
-        assert asyncio.run(answers_of(stack, kill)) == expected
-        assert any("mmserve: supervisor" in title for title in titles)
-        assert metric(stack.url, "resumed_total", prefix="mmserve_front"), "no stream was at the server that was lost"
-        assert not psutil.wait_procs(processes, timeout=30)[1], "a process has outlived its raylet"
-        print(f"nothing was left {time.monotonic() - begun_s:.1f} s after the streams had begun")
-        until(lambda: front_metric(stack, "replicas") == 1, timeout_s=60)
-        started_s = time.monotonic()
-        say("add")
-        until(lambda: front_metric(stack, "replicas") == 2, timeout_s=90)
-        print(f"from a machine more to a server on it: {time.monotonic() - started_s:.1f} s")
-        assert asyncio.run(answers_of(stack)) == expected
+        with SteadyLoad(stack) as load:
+            processes = psutil.Process(raylet).children(recursive=True)
+            assert any("mmserve: supervisor" in " ".join(each.cmdline()) for each in processes)
+            say("kill")
+            assert not psutil.wait_procs(processes, timeout=30)[1], "a process has outlived its raylet"
+            until(lambda: front_metric(stack, "replicas") == 1, timeout_s=60)
+            load.go_on()
+            assert metric(stack.url, "resumed_total", prefix="mmserve_front"), "no stream was at the lost server"
+            started_s = time.monotonic()
+            say("add")
+            until(lambda: front_metric(stack, "replicas") == 2, timeout_s=120)
+            print(f"from a machine more to a server on it, under load: {time.monotonic() - started_s:.1f} s")
+            load.go_on()
+        assert not load.failures
