@@ -126,7 +126,10 @@ def test_rotary_turns_only_the_heads_it_is_given(ops: KernelOps) -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "heads", "dim"),
-    [((1,), 2, 16), ((65, 65), 4, 48), ((257, 3, 48), 6, 64), ((48,), 1, 32), ((70, 5), 3, 24), ((9, 9), 2, 12)],
+    [
+        *[((1,), 2, 16), ((65, 65), 4, 48), ((257, 3, 48), 6, 64), ((48,), 1, 32), ((70, 5), 3, 24), ((9, 9), 2, 12)],
+        *[((288, 289), 2, 64), ((577, 3), 1, 24), ((1025,), 2, 72)],
+    ],
     ids=str,
 )
 def test_encoder_attention(ops: KernelOps, lengths: tuple[int, ...], heads: int, dim: int) -> None:
@@ -143,7 +146,7 @@ def test_encoder_attention(ops: KernelOps, lengths: tuple[int, ...], heads: int,
 @pytest.mark.parametrize("dim", [64, 72])
 @pytest.mark.parametrize("rounds", [False, True])
 def test_encoder_attention_of_a_sequence_does_not_depend_on_its_batch(dim: int, rounds: bool) -> None:
-    ops, lengths, heads = KernelOps(kernels(), rounds=rounds), (40, 165, 7), 3
+    ops, lengths, heads = KernelOps(kernels(), rounds=rounds), (40, 365, 7), 3
     qkv = random(sum(lengths), 3 * heads * dim)
     alone = [ops.encoder_attention(part, heads, (len(part),)) for part in qkv.split(lengths)]
     assert torch.equal(ops.encoder_attention(qkv, heads, lengths), torch.cat(alone))
@@ -162,7 +165,7 @@ def test_numbers_that_are_not_finite_stay_so_in_encoder_attention(part: int, rou
 
 
 def test_encoder_attention_rounds_the_inputs_of_both_products() -> None:
-    length, heads, dim = 131, 2, 40
+    length, heads, dim = 331, 2, 40
     q, k, v = random(length, 3, heads, dim).permute(1, 2, 0, 3)
     scores = (q / dim**0.5).bfloat16().float() @ k.bfloat16().float().mT
     weights = (scores - scores.amax(-1, keepdim=True)).exp()

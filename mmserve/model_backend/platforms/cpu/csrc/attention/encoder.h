@@ -20,7 +20,7 @@ namespace encoder_attention {
 
 using linear::kPanel;
 
-constexpr int64_t kKeyTile = 128;  // keys between two updates of the softmax
+constexpr int64_t kKeyTile = 288;  // most keys between two updates of the softmax, a multiple of kPanel
 constexpr int64_t kTaskRows = 48;  // query rows of one task
 constexpr int64_t kAlign = 16;     // the softmax takes this many scores at a time
 constexpr int64_t kAhead = 16;     // rows: a row's part of one head is too short for the CPU's own prefetcher
@@ -72,6 +72,18 @@ struct KeyTile {
     static int64_t size(int64_t dim) { return keys_size(dim) + round_up(dim, kPanel) * kKeyTile; }
     int64_t padded() const { return round_up(count, kAlign); }
 
+    // Zeros where whole panels and pairs are read beyond `count` and dim.
+    void fill_up(int64_t dim) const {
+        const int64_t whole = count / kPanel, width = round_up(dim, kPanel);
+        if (count % kPanel) {
+            Number* last = keys + whole * Mode::panel_size(dim);
+            std::fill(last, last + Mode::panel_size(dim), Number{});
+        }
+        const int64_t stored = dim % kPanel ? 0 : count / Mode::kDepth * kWordRow;
+        for (int64_t start = 0; start < width; start += kPanel)
+            std::fill(values + start * padded() + stored, values + (start + kPanel) * padded(), Number{});
+    }
+
     // row: of pack_row.
     void set_key(int64_t key, const Number* row, int64_t dim) const {
         Number* to = keys + key / kPanel * Mode::panel_size(dim) + key % kPanel * Mode::kDepth;
@@ -105,21 +117,22 @@ struct Sequence {
     typename Mode::Number* numbers;
 
     int64_t num_tiles() const { return (length + kKeyTile - 1) / kKeyTile; }
+    // Of one tile. They are about equally large: a tile of few keys would take much of the time of a large one.
+    int64_t tile_keys() const { return round_up((length + num_tiles() - 1) / num_tiles(), kPanel); }
     int64_t size(const Job& job) const { return job.heads * num_tiles() * KeyTile<Mode>::size(job.dim); }
 
     KeyTile<Mode> tile(int64_t index, int64_t head, int64_t dim) const {
         auto* keys = numbers + (head * num_tiles() + index) * KeyTile<Mode>::size(dim);
-        return {keys, keys + KeyTile<Mode>::keys_size(dim), std::min(kKeyTile, length - index * kKeyTile)};
+        return {keys, keys + KeyTile<Mode>::keys_size(dim), std::min(tile_keys(), length - index * tile_keys())};
     }
 
     void pack(const Job& job, int64_t index, int64_t head) const {
         const KeyTile<Mode> packed = tile(index, head, job.dim);
-        if (packed.count < kKeyTile || job.dim % kPanel)  // it is filled up with zeros
-            std::fill(packed.keys, packed.keys + KeyTile<Mode>::size(job.dim), typename Mode::Number{});
+        packed.fill_up(job.dim);
         auto* row = memory::scratch<struct Key, typename Mode::Number>(job.dim + kAlign);
         float* none = memory::scratch<struct NoValue, float>(job.dim);
         std::fill(none, none + job.dim, 0.f);
-        const int64_t from = first_row + index * kKeyTile;
+        const int64_t from = first_row + index * tile_keys();
         for (int64_t key = 0; key < packed.count; ++key) {
             prefetch(job.part(from + key + kAhead, 1, head), job.dim);
             pack_row(job.part(from + key, 1, head), job.dim, row);

@@ -27,9 +27,11 @@ struct RoundedSoftmax {
         for (int64_t j = kLanes; j < count; j += kLanes)
             highest = tile::maximum(highest, tile::load<Vector>(scores + j));
         if (const float top = tile::horizontal_max(highest); top > largest) {
-            const float scale = softmax::short_exponential(tile::broadcast<Vector>(largest), top)[0];
-            for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
-            for (Vector& sum : sums) sum *= scale;
+            if (largest != softmax::kMinusInfinity) {  // else they are zeros
+                const float scale = softmax::short_exponential(tile::broadcast<Vector>(largest), top)[0];
+                for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
+                for (Vector& sum : sums) sum *= scale;
+            }
             largest = top;
         }
         for (int64_t j = 0; j < count; j += 16)
