@@ -68,8 +68,9 @@ struct KeyTile {
     Number *keys, *values;
     int64_t count;
 
-    static int64_t keys_size(int64_t dim) { return kKeyTile / kPanel * Mode::panel_size(dim); }
-    static int64_t size(int64_t dim) { return keys_size(dim) + round_up(dim, kPanel) * kKeyTile; }
+    // Of `most` keys, a multiple of kPanel.
+    static int64_t keys_size(int64_t dim, int64_t most) { return most / kPanel * Mode::panel_size(dim); }
+    static int64_t size(int64_t dim, int64_t most) { return keys_size(dim, most) + round_up(dim, kPanel) * most; }
     int64_t padded() const { return round_up(count, kAlign); }
 
     // Zeros where whole panels and pairs are read beyond `count` and dim.
@@ -119,11 +120,12 @@ struct Sequence {
     int64_t num_tiles() const { return (length + kKeyTile - 1) / kKeyTile; }
     // Of one tile. They are about equally large: a tile of few keys would take much of the time of a large one.
     int64_t tile_keys() const { return round_up((length + num_tiles() - 1) / num_tiles(), kPanel); }
-    int64_t size(const Job& job) const { return job.heads * num_tiles() * KeyTile<Mode>::size(job.dim); }
+    int64_t size(const Job& job) const { return job.heads * num_tiles() * KeyTile<Mode>::size(job.dim, tile_keys()); }
 
     KeyTile<Mode> tile(int64_t index, int64_t head, int64_t dim) const {
-        auto* keys = numbers + (head * num_tiles() + index) * KeyTile<Mode>::size(dim);
-        return {keys, keys + KeyTile<Mode>::keys_size(dim), std::min(tile_keys(), length - index * tile_keys())};
+        const int64_t most = tile_keys();
+        auto* keys = numbers + (head * num_tiles() + index) * KeyTile<Mode>::size(dim, most);
+        return {keys, keys + KeyTile<Mode>::keys_size(dim, most), std::min(most, length - index * most)};
     }
 
     void pack(const Job& job, int64_t index, int64_t head) const {
