@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.checkpoints.shapes import write_settings
+from benchmarks.checkpoints.shapes import SMALL, write_settings
 from benchmarks.checkpoints.tokenizer import VOCAB
 from benchmarks.gpu.checks import Settings
 from benchmarks.gpu.models.shapes import Shape
@@ -31,7 +31,7 @@ _PICTURES = "Qwen2.5-VL"
 def write(directory: Path, shape: Shape, settings: Settings) -> Path:
     """A checkpoint with a vocabulary of 49,152, which its tokenizer has. Returns ``directory``."""
     directory.mkdir()
-    tokens = write_settings(directory, _PICTURES).to_dict()
+    tokens = write_settings(directory, _PICTURES, SMALL).to_dict()
     (directory / "config.json").write_text(json.dumps(_config(shape, tokens)))
     shapes = _shapes(directory)
     weight_map, device = {}, device_of(settings)
