@@ -23,7 +23,7 @@ class ServerFacts:
     def tell(self, replica: str, facts: Mapping[str, str]) -> None:
         """A replica has told its facts. What differs from the first replica's is logged once."""
         self._facts[replica] = facts
-        self._count(len({digest_of(dict(each)) for each in self._facts.values()}))
+        self._count_kinds()
         first, of_first = next(iter(self._facts.items()))
         pair = digest_of(dict(of_first)), digest_of(dict(facts))
         if pair[0] != pair[1] and pair not in self._logged:
@@ -36,3 +36,7 @@ class ServerFacts:
     def keep(self, replicas: set[str]) -> None:
         """The others have left."""
         self._facts = {replica: facts for replica, facts in self._facts.items() if replica in replicas}
+        self._count_kinds()
+
+    def _count_kinds(self) -> None:
+        self._count(len({digest_of(dict(each)) for each in self._facts.values()}))

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Collection, Sequence
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -17,6 +18,7 @@ from mmserve.cluster.front.metrics import FrontMetrics
 from mmserve.cluster.front.replicas import Replica
 from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.front.run import Front, FrontOptions
+from mmserve.cluster.front.server_facts import ServerFacts
 from mmserve.cluster.front.upstream import Upstream
 from mmserve.cluster.on_ray.held import until_over
 from mmserve.cluster.on_ray.known import KnownReplicas, known
@@ -83,7 +85,8 @@ class FrontDeployment:
         self._metrics = front.metrics
         handle = serve.get_deployment_handle(NODE, NODES_APP)
         front.placement = RayPlacement(handle, known, front.metrics)
-        self._listener = ReportListener(known, self._options.key)
+        facts = ServerFacts(partial(front.metrics.add, "kinds_of_replicas"))
+        self._listener = ReportListener(known, self._options.key, facts)
         loop = asyncio.get_running_loop()
 
         def on_change(replicas: Sequence[Replica]) -> None:
