@@ -15,8 +15,8 @@ _READ = """\
 PIXELS_ACROSS = Mutation(
     "the pixels of a patch stand column by column",
     "model_backend/vision/pixels.py",
-    "permute(0, 3, 1, 4, 6, 2, 5)",
-    "permute(0, 3, 1, 4, 6, 5, 2)",
+    ".transpose(2, 0, 3, 5, 1, 4)",
+    ".transpose(2, 0, 3, 5, 4, 1)",
 )
 TILE_CORNERS = Mutation(
     "a tile begins in the wrong row of tiles",
