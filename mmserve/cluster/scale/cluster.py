@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
+from heapq import heappop, heappush
 from random import Random
 
 from mmserve.cluster.scale.expected import Expected
 from mmserve.cluster.scale.holdings import HoldingsTable
-from mmserve.cluster.scale.loads import ReplicaLoad
+from mmserve.cluster.scale.loads import FORGOTTEN_S, ReplicaLoad
 from mmserve.cluster.scale.policy import Choice, Policy, Want
 from mmserve.cluster.scale.reports import Holdings, Kind, Load
 from mmserve.cluster.scale.ring import Ring
 from mmserve.cluster.scale.suspects import Suspects
 
-_LOOK_S = 1.0
-"""Between two looks through all replicas for requests that no longer count."""
-_LISTEN_S = 0.25
-"""Between two looks for replicas that say nothing any more."""
 _SILENT_S = 1.0
 """A replica that has said nothing for so long while others have is stopped or cut off, or soon says something again.
 Its connections may stay, and whoever asks it waits: without this, all clients would in the end."""
@@ -37,7 +34,11 @@ class Cluster:
         self._expected = Expected()
         self._in_flight = 0
         """Of all replicas together."""
-        self._looked_s = self._listened_s = float("-inf")
+        self._oldest: list[tuple[float, str]] = []
+        """A heap: when a replica got the oldest request that counts, or before. One for each in ``_counted``."""
+        self._counted: set[str] = set()
+        self._heard: OrderedDict[str, None] = OrderedDict()
+        """Replicas that report, the one that did so last at the end."""
         self._silent: set[str] = set()
         self._policy = Policy(
             self._replicas,
@@ -70,6 +71,7 @@ class Cluster:
         self._ring.remove(replica)
         self._suspects.forget(replica)
         self._silent.discard(replica)
+        self._heard.pop(replica, None)
         self._expected.forget(replica)
         for table in self.tables.values():
             table.forget(replica)
@@ -88,6 +90,8 @@ class Cluster:
             before = known.in_flight
             known.report(load, now_s)
             self._in_flight += known.in_flight - before
+            self._heard[replica] = None
+            self._heard.move_to_end(replica)
             if replica in self._silent:
                 self._silent.remove(replica)
                 self._suspects.answer(replica)
@@ -113,31 +117,41 @@ class Cluster:
         return self._policy.ranked(want, *self._now(now_s, exclude))
 
     def _now(self, now_s: float, exclude: Collection[str]) -> tuple[set[str], float | None]:
-        """Whom to avoid, and how many requests a replica has on average."""
-        if now_s - self._looked_s >= _LOOK_S:
-            self._looked_s = now_s
-            self._forget_old(now_s)
+        """Whom to avoid, and how many requests a replica has on average. Looks at no more replicas than have changed:
+        each decision waits for it, and there may be a thousand."""
+        self._forget_old(now_s)
         self._expected.forget_old(now_s)
-        if now_s - self._listened_s >= _LISTEN_S:
-            self._listened_s = now_s
-            self._suspect_silent(now_s)
+        self._suspect_silent(now_s)
         avoid = {*exclude, *self._suspects.avoided(now_s)}
         return avoid, self._in_flight / len(self._replicas) if self._replicas else None
 
     def _forget_old(self, now_s: float) -> None:
         """Otherwise a replica that does not report, and gets nothing because it looks busy, would stay so for ever."""
-        for load in self._loads.values():
-            load.forget_old(now_s)
-        self._in_flight = sum(load.in_flight for load in self._loads.values())
+        while self._oldest and self._oldest[0][0] <= now_s - FORGOTTEN_S:
+            _, replica = heappop(self._oldest)
+            self._counted.remove(replica)
+            if (load := self._loads.get(replica)) is not None:
+                before = load.in_flight
+                load.forget_old(now_s)
+                self._in_flight += load.in_flight - before
+                self._count(replica, load)
+
+    def _count(self, replica: str, load: ReplicaLoad) -> None:
+        """So that ``_forget_old`` finds its oldest request."""
+        if replica not in self._counted and (oldest_s := load.oldest_s) is not None:
+            self._counted.add(replica)
+            heappush(self._oldest, (oldest_s, replica))
 
     def _suspect_silent(self, now_s: float) -> None:
         """Beside the latest report of all: where this process was late, all are. One that has never reported, or that
         answers although it does not report any more, is as good as another."""
-        latest_s = max((load.reported_at_s for load in self._loads.values()), default=now_s)
-        for replica, load in self._loads.items():
-            if float("-inf") < load.reported_at_s < latest_s - _SILENT_S and replica not in self._silent:
-                self._silent.add(replica)
-                self._suspects.fail(replica, now_s)
+        while self._heard:
+            first, last = next(iter(self._heard)), next(reversed(self._heard))
+            if self._loads[first].reported_at_s >= self._loads[last].reported_at_s - _SILENT_S:
+                return
+            del self._heard[first]
+            self._silent.add(first)
+            self._suspects.fail(first, now_s)
 
     def sent(self, choice: Choice, want: Want, now_s: float) -> None:
         """The request was sent there. Nothing happens if the replica has left meanwhile."""
@@ -145,6 +159,7 @@ class Cluster:
             before = load.in_flight
             load.send(choice.work_s, now_s)
             self._in_flight += load.in_flight - before
+            self._count(choice.replica, load)
             self._suspects.probe(choice.replica, now_s)
             held = self.tables["pictures"].names(choice.replica)
             self._expected.add(choice.replica, [name for name in want.pictures if name not in held], now_s)

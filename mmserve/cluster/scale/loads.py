@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mmserve.cluster.scale.reports import Load
 
-_FORGOTTEN_S = 60.0
+FORGOTTEN_S = 60.0
 """Of a replica that does not report, nobody says when a request has ended."""
 _UNSEEN_S = 0.05
 """A report may have been made before requests that were sent this long ago arrived at the replica."""
@@ -33,9 +33,14 @@ class ReplicaLoad:
     _sent: deque[tuple[float, float]] = field(default_factory=deque)
     """When, and how much."""
 
+    @property
+    def oldest_s(self) -> float | None:
+        """When the oldest request that counts was sent there; None if none counts."""
+        return self._sent[0][0] if self._sent else None
+
     def send(self, work_s: float, now_s: float) -> None:
         """A request was sent there."""
-        self._forget(now_s - _FORGOTTEN_S)
+        self._forget(now_s - FORGOTTEN_S)
         self._sent.append((now_s, work_s))
         self._sent_s += work_s
         self._compute()
@@ -48,7 +53,7 @@ class ReplicaLoad:
 
     def forget_old(self, now_s: float) -> None:
         """What was sent there more than a minute ago no longer counts."""
-        self._forget(now_s - _FORGOTTEN_S)
+        self._forget(now_s - FORGOTTEN_S)
         self._compute()
 
     def _forget(self, until_s: float) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.cluster.scale.cluster import Cluster
+from mmserve.cluster.scale.loads import ReplicaLoad
 from mmserve.cluster.scale.policy import Want
 from mmserve.cluster.scale.reports import Holdings, Kind, Load
 
@@ -133,7 +136,8 @@ def test_a_report_that_has_seen_the_requests_replaces_the_fronts_own_count() -> 
     _hold(cluster, "a", 7)
     for _ in range(3):
         assert _chosen(cluster, _PICTURE, 1.0, ("b",)) == "a"
-    cluster.load("a", _COSTS, 1.01)  # made before they arrived
+    for replica in "ab":
+        cluster.load(replica, _COSTS, 1.01)  # made before they arrived
     assert _chosen(cluster, Want(tokens=1), 1.01) == "b"
     cluster.load("a", _COSTS, 2.0)
     cluster.load("b", Load(wait_s=0.2), 2.0)
@@ -148,6 +152,34 @@ def test_what_was_sent_to_replicas_that_do_not_report_is_forgotten_after_a_minut
     loads = cluster._loads.values()  # what they take of memory
     assert sum(load.in_flight for load in loads) <= 2 * 61
     assert cluster._in_flight == sum(load.in_flight for load in loads)
+
+
+def test_a_decision_looks_at_few_replicas_however_many_there_are() -> None:
+    """Also one that finds requests of a minute ago, or that some say nothing any more."""
+
+    class Loads(dict[str, ReplicaLoad]):
+        num_looks = 0
+
+        def __getitem__(self, replica: str) -> ReplicaLoad:
+            self.num_looks += 1
+            return super().__getitem__(replica)
+
+        def values(self) -> Any:
+            raise AssertionError("a decision waits until all replicas have been looked at")
+
+        items = values
+
+    cluster = Cluster()
+    loads = cluster._loads = Loads()
+    cluster.set_replicas(f"r{number}" for number in range(1000))
+    object.__setattr__(cluster._policy, "loads", loads)
+    for second in range(0, 200, 8):
+        for replica in cluster.replicas[second > 90 : 500]:
+            cluster.load(replica, _COSTS, second + 0.1)
+        loads.num_looks = 0
+        cluster.choose(Want((second,)), second + 0.2)
+        assert loads.num_looks < 50
+    assert cluster._in_flight == sum(load.in_flight for load in dict.values(loads))
 
 
 def test_an_overloaded_holder_is_avoided_even_where_its_costs_are_unknown() -> None:
