@@ -31,6 +31,18 @@ from mmserve.runtime.errors import MmserveError, Unavailable
 
 _GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/embeddings"})
 _RESPONSES, _MESSAGES = "/v1/responses", "/v1/messages"
+_ONLY_ASKING = frozenset(
+    {
+        "/v1/chat/completions/render",
+        "/v1/completions/render",
+        "/v1/messages/count_tokens",
+        "/v1/responses/compact",
+        "/v1/responses/input_tokens",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+"""Answered from the body, and nothing is kept: any replica may be asked, also twice."""
 _NAMED = _GENERATING | {_RESPONSES}
 _FULL_RETRY_AFTER_S = 1.0
 
@@ -83,6 +95,7 @@ class _Front:
                 generates,
                 partial(_event, path),
                 kept,
+                repeats=generates or (method == "POST" and path in _ONLY_ASKING),
             )
             kept.grow_to(len(body))
             async with WhileConnected(scope):

@@ -42,7 +42,8 @@ _LOST_RETRY_AFTER_S = 1.0
 
 @dataclass
 class ForwardedRequest:
-    """One request as the client sent it. ``generates``: its answer is made from its body alone and may be made again.
+    """One request as the client sent it. ``repeats``: its answer is made from its body alone and may be made again;
+    ``generates``: with the tokens so far, in the middle too.
 
     ``event_of``: an error as an event of the protocol's stream, after so many others, and its end.
     """
@@ -55,6 +56,7 @@ class ForwardedRequest:
     generates: bool
     event_of: Callable[[MmserveError, int], bytes]
     kept: Kept
+    repeats: bool
     request_id: str = field(default_factory=new_request_id)
     """What the ids of the answer are made from, by which responses are stored: never a client's own."""
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -62,7 +64,7 @@ class ForwardedRequest:
     @property
     def may_act(self) -> bool:
         """True if a replica must not get it twice."""
-        return not self.generates and self.method not in ("GET", "HEAD")
+        return not self.repeats and self.method not in ("GET", "HEAD")
 
 
 @dataclass
@@ -173,7 +175,7 @@ class _Attempt:
             self._learn(answer.headers)
             if answer.status == 200 and request.generates and is_stream(answer.headers):
                 await self._pass_stream(answer)
-            elif request.generates or self._started:
+            elif request.repeats or self._started:
                 await self._pass_whole(answer)
             else:
                 await self._pass_parts(answer)

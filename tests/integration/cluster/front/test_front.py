@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from mmserve.httpserver.api.smallest_bodies import SMALLEST_BODIES
 from mmserve.messages.relay import RELAY_HEADER, SERVER_HEADER
 from tests.fakes.http_worker import run
 from tests.fakes.replicas import TEXT, Died, FakeReplica, front_of
@@ -228,6 +229,18 @@ def test_other_paths_are_forwarded_and_what_may_act_is_not_sent_twice() -> None:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await _post(url, {}, "/v1/files")
             assert dying.paths == ["/v1/files"]
+
+    run(test)
+
+
+def test_what_only_asks_is_asked_elsewhere_whatever_its_path() -> None:
+    async def test() -> None:
+        for path in SMALLEST_BODIES:
+            dying, other = FakeReplica(dies_after=0), FakeReplica()
+            async with front_of(dying, other) as (url, _):
+                while not dying.paths:
+                    assert (await _post(url, {}, path))[0] == 200
+                assert other.paths == [path] * len(other.paths)
 
     run(test)
 
