@@ -46,6 +46,14 @@ def test_kubernetes_gets_the_same_applications() -> None:
         assert workers["template"]["spec"]["terminationGracePeriodSeconds"] > 600
 
 
+def test_pods_are_ready_where_a_front_answers() -> None:
+    """KubeRay sends requests to ready pods. Without a probe here it asks Ray's proxy, which these do not have."""
+    _, front = _serve_config()["applications"]
+    (workers,) = _rayservice()["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/live", "port": front["args"]["port"]}
+
+
 def test_ray_is_the_version_that_the_router_is_written_for() -> None:
     (pinned,) = re.findall(r'ray = \["ray\[serve\]==(\d+\.\d+)\.\*"\]', (ROOT / "pyproject.toml").read_text())
     assert _rayservice()["spec"]["rayClusterConfig"]["rayVersion"].startswith(pinned + ".")
