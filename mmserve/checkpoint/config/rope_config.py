@@ -14,6 +14,8 @@ from mmserve.runtime.errors import StartupError
 _AXES = 3
 """Of a position with sections: time, row and column."""
 _Kind = Literal["default", "linear", "llama3", "yarn", "longrope"]
+_AS_DEFAULT = ("mrope", "dynamic")
+"""Sections say the former. The latter changes frequencies beyond ``max_position`` only, where no context reaches."""
 
 
 class RopeJson(msgspec.Struct, kw_only=True):
@@ -42,7 +44,7 @@ class RopeJson(msgspec.Struct, kw_only=True):
     def rope(self, default_theta: float, max_position: int) -> Rope:
         """``max_position``: of the config. Raises StartupError for a kind that is not supported."""
         kind = self.rope_type or self.type or "default"
-        kind = "default" if kind == "mrope" else kind  # its sections say the same
+        kind = "default" if kind in _AS_DEFAULT else kind
         if kind not in get_args(_Kind):
             raise StartupError(f"rope type {kind!r} is not supported; supported are {', '.join(get_args(_Kind))}")
         if kind == "longrope" and not (self.short_factor and self.long_factor):

@@ -153,7 +153,7 @@ def test_weights_that_are_not_readable_are_a_reason(tmp_path: Path, capsys: pyte
     [
         ({"quantization_config": {}}, "quantised checkpoint: quant_method None"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method 'bitsandbytes'"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_scaling": {"type": "proportional", "factor": 2.0}}, "rope type 'proportional'"),
     ],
 )
 def test_why_a_checkpoint_is_not_served(

@@ -36,6 +36,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2, yarn": ("qwen2", {"hidden_size": 128, "rope_parameters": YARN}),
     "qwen3, yarn as DeepSeek writes it": ("qwen3", {"rope_parameters": YARN | DEEPSEEK}),
+    "qwen2, dynamic": (
+        "qwen2",
+        {"hidden_size": 128, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e6, "factor": 2.0}},
+    ),
     "qwen2, window": ("qwen2", {"hidden_size": 128, **QWEN_WINDOW}),
     "qwen3": ("qwen3", {}),
     "qwen3, tied, biased": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
