@@ -21,13 +21,14 @@ _READERS: dict[str, Callable[[dict[str, Any]], QuantizationScheme]] = {
 }
 """By ``quant_method``."""
 _KEYS = ("quantization_config", "compression_config")
+_TEXTS = ("text_config", "llm_config")
+"""Of a model with pictures. The latter is InternVL's in its authors' format."""
 
 
 def read_scheme(config: dict[str, Any]) -> QuantizationScheme | None:
     """None for a checkpoint that is not quantized. Raises StartupError for a scheme that is not supported."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        for key in _KEYS:
+    for part in (config, *(config.get(name) for name in _TEXTS)):
+        for key in _KEYS if isinstance(part, dict) else ():
             if key in part:
                 return _read(part[key])
     return None

@@ -120,9 +120,9 @@ PACKED, INT8, FLOAT8 = (f"compressed-tensors {form}-quantized" for form in ("pac
         ),
     ],
 )
-@pytest.mark.parametrize("place", ["quantization_config", "compression_config", "text_config"])
+@pytest.mark.parametrize("place", ["quantization_config", "compression_config", "text_config", "llm_config"])
 def test_published_schemes(fields: dict[str, Any], scheme: QuantizationScheme, described: str, place: str) -> None:
-    config = {place: {"quantization_config": fields} if place == "text_config" else fields}
+    config = {place: {"quantization_config": fields} if place in ("text_config", "llm_config") else fields}
     assert read_scheme({"model_type": "llama"} | config) == scheme
     assert str(scheme) == described
 
