@@ -1,6 +1,7 @@
 """Four ranks in processes write transformers' greedy tokens about pictures, for every family that sees any, in float32.
 
-Each of the two KV heads is on two ranks. Two ranks are tested behind the whole server.
+Qwen's families and PaddleOCR-VL have two KV heads, each of which is on two ranks. Two ranks are tested behind the whole
+server.
 """
 
 from __future__ import annotations

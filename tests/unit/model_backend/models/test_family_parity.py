@@ -134,7 +134,7 @@ def test_prefix_hit_and_preemption(new_runner: NewRunner, checkpoints: Checkpoin
 
 
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, 4), (2, 1), (4, 2)], ids=str)
-@pytest.mark.parametrize("family", TEXT_FAMILIES)
+@pytest.mark.parametrize("family", ["llama", *TEXT_FAMILIES])
 def test_ranks_with_kv_heads_replicated(tmp_path: Path, family: str, size: int, kv_heads: int) -> None:
     directory = make_text(tmp_path, family, num_key_value_heads=kv_heads)
     ranks = RanksInThreads(directory, size=size)

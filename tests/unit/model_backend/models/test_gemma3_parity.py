@@ -114,8 +114,9 @@ def test_torch_alone(model: Model, expected: list[list[int]]) -> None:
     assert model.outputs(make_runner(model.directory, model.arena, reference), 20) == expected
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, 4, 8])
 def test_ranks(model: Model, expected: list[list[int]], size: int) -> None:
+    """Of eight, two have the same KV head."""
     ranks = RanksInThreads(model.directory, model.arena, size=size)
     try:
         assert model.outputs(ranks, 20) == expected

@@ -152,8 +152,10 @@ def test_torch_alone(model: Model, expected: list[list[int]]) -> None:
     assert model.outputs(make_runner(model.directory, model.arena, reference), 20) == expected
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks(model: Model, expected: list[list[int]], size: int) -> None:
+@pytest.mark.parametrize("ranks_per_kv_head", [0.5, 1, 2])
+def test_ranks(model: Model, expected: list[list[int]], ranks_per_kv_head: float) -> None:
+    """Two, four and eight; half as many for PaddleOCR-VL, which has two KV heads."""
+    size = int(ranks_per_kv_head * model.spec.text.num_kv_heads)
     ranks = RanksInThreads(model.directory, model.arena, size=size)
     try:
         assert model.outputs(ranks, 20) == expected
