@@ -27,8 +27,9 @@ _TEXTS = ("text_config", "llm_config")
 
 def read_scheme(config: dict[str, Any]) -> QuantizationScheme | None:
     """None for a checkpoint that is not quantized. Raises StartupError for a scheme that is not supported."""
-    for part in (config, *(config.get(name) for name in _TEXTS)):
-        for key in _KEYS if isinstance(part, dict) else ():
+    texts = [config.get(name) for name in _TEXTS]
+    for part in (config, *(text for text in texts if isinstance(text, dict))):
+        for key in _KEYS:
             if key in part:
                 return _read(part[key])
     return None
