@@ -93,7 +93,8 @@ async def _relayed(
     events: AsyncGenerator[bytes, None], task: RequestTask, num_events: int
 ) -> AsyncGenerator[bytes, None]:
     """``events`` without the first ``num_events``, each after comments with the tokens that it is made of. The last
-    events may come in parts."""
+    events may come in parts, whose borders may be anywhere."""
+    last = b""
     async with aclosing(events):
         async for data in events:
             if isinstance(task.deltas.failure, Unavailable):
@@ -101,8 +102,8 @@ async def _relayed(
                 return
             comments = b"".join(map(comment, task.deltas.take_sampled()))
             if num_events and not data.startswith(_PING):
-                num_events -= data.endswith(_END)
-                data = b""
+                num_events -= (last + data).endswith(_END)
+                last, data = data[-1:], b""
             if comments or data:
                 yield comments + data
     yield b""  # the status is sent even if nothing is left to send
