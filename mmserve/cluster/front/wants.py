@@ -42,6 +42,7 @@ class Namer:
         they are; names of all others are other ones."""
         rest, urls = split_media(body, min_nbytes=_MIN_PICTURE_NCHARS)
         text = bytes(rest[:_LOOKED_THROUGH_NBYTES])
+        in_background = len(rest) > _LOOKED_THROUGH_NBYTES or _BACKGROUND.search(text) is not None
         salt = found[1] if (found := _SALT.search(text)) else b""
         if tenant:
             salt = hashlib.sha256(tenant).digest() + salt
@@ -59,7 +60,7 @@ class Namer:
             BEGINNING_NBYTES // _NBYTES_A_TOKEN,
             tuple((name, max(0, at - start)) for name, at in places)[:_MAX_PICTURES],
             len(rest) - start - sum(len(mark) - NAME_NBYTES for mark in marks),
-            len(rest) > _LOOKED_THROUGH_NBYTES or _BACKGROUND.search(text) is not None,
+            in_background,
         )
 
     def _blocks(self, text: bytes, start: int, salt: bytes) -> tuple[int, ...]:

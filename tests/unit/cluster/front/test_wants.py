@@ -137,6 +137,14 @@ def test_pictures_beyond_the_most_that_are_named_have_no_place() -> None:
     assert len(want.places) == 256
 
 
+def test_a_response_in_the_background_is_recognised_behind_any_number_of_pictures() -> None:
+    pictures = tuple(f"data:;base64,{number:04d}" + "A" * 96 for number in range(300))
+    for count in (1, 257, 300):
+        body = _body("x", pictures=pictures[:count])
+        assert not _want(body).in_background
+        assert _want(body[:-1] + b', "background": true}').in_background
+
+
 def test_tenants_have_names_of_their_own_for_the_same_bytes() -> None:
     body = _body("x" * 2000, pictures=(_PICTURE,))
     wants = [asyncio.run(Namer(b"secret").want(body, tenant)) for tenant in (b"", b"alice", b"bob")]
