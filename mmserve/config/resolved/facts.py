@@ -75,6 +75,9 @@ def text_facts_of(deployment: Deployment, processor: str) -> dict[str, str]:
         "context": str(deployment.max_model_len),
         **{OPTIONS[name].flag: repr(getattr(config, name)) for name in _OF_TEXT},
     }
+    template = Path(model.path) / "chat_template.jinja"  # others are in the JSON files
+    if template.exists():
+        facts["chat template"] = _digest(template.read_bytes())
     if config.tp > 1:
         facts["--rank-sums"] = repr(config.rank_sums)
     if deployment.device == "cuda":

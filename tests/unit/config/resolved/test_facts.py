@@ -69,3 +69,11 @@ def test_servers_behind_a_front_must_be_alike_in_what_decides_about_texts(direct
         assert name in difference(plain, other)
         assert digest_of(other) != digest_of(plain)
     assert digest_of({}) == ""
+
+
+def test_servers_with_other_chat_templates_answer_other_prompts(directory: Path) -> None:
+    template, head = directory / "chat_template.jinja", facts_of(made(directory))
+    plain = text_facts_of(made(directory), "x86_64")
+    template.write_text("{{ messages }}")
+    assert difference(plain, text_facts_of(made(directory), "x86_64")).startswith("chat template is ")
+    assert facts_of(made(directory)) == head, "only node 0 of a server writes prompts"
