@@ -61,12 +61,14 @@ class GgufTokenizer:
             raise StartupError(f"{_PREFIX}tokens and token_type have {len(self.tokens)} and {len(self._types)} entries")
 
     def stand_in(self, token: str, spare: str) -> int:
-        """Id of the token that stands for rows of pictures: ``token``, or else the last with the pattern ``spare``.
+        """Id of the token that stands for rows of pictures: ``token``, or else the last with the pattern ``spare``, if
+        there is a pattern.
 
         It counts as special from then on. Raises StartupError if there is none.
         """
         found = [id for id, each in enumerate(self.tokens) if each == token]
-        found = found or [id for id, each in enumerate(self.tokens) if re.fullmatch(spare, each)]
+        if spare and not found:
+            found = [id for id, each in enumerate(self.tokens) if re.fullmatch(spare, each)]
         if not found:
             raise StartupError(f"the vocabulary has no token {token}, which stands for pictures in prompts")
         self._types[found[-1]] = _CONTROL

@@ -162,6 +162,13 @@ def test_an_answer_ends_with_the_end_of_a_turn_too() -> None:
     assert GgufTokenizer(metadata).config()["eos_token"] == "<|endoftext|>"
 
 
+def test_a_token_without_text_does_not_stand_for_pictures() -> None:
+    metadata = values(trained("gpt-2"), "gpt-2")
+    metadata["tokenizer.ggml.tokens"][5] = ""
+    with pytest.raises(StartupError, match="no token <image>"):
+        GgufTokenizer(metadata).stand_in("<image>", "")
+
+
 def whole(metadata: dict[str, Any]) -> None:
     tokenizer = GgufTokenizer(metadata)
     tokenizer.definition()
