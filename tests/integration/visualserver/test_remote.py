@@ -113,7 +113,7 @@ def computing(stack: Stack, tower: ComputeRows) -> Take:
     processors = image_processors_for(deployment.model)
     assert processors is not None
     worker = Worker(
-        lambda _, data, processing: processors.of(processing).views(data), tower, torch.float32, RowsCache(0)
+        lambda _, data, processing: processors.of(processing).views(data), tower, torch.float32, RowsCache(0), 1
     )
     return lambda job: worker.encode([job])
 
