@@ -18,6 +18,8 @@ class Image:
     data: Handle
     embed: Handle
     processing: Processing = DEFAULT_PROCESSING
+    key: bytes = b""
+    """Its content key, if it has one."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.batches.encode import reported
 from mmserve.visualserver.images import ENCODED, LOST, Image, Outcome
 from mmserve.visualserver.queue.batch_queue import BatchQueue
-from mmserve.visualserver.queue.image_tasks import WaitingImage
 from mmserve.visualserver.remote.choice import Pace, choose
 from mmserve.visualserver.remote.encoder_link import EncoderLink, NotEncoded, Place
 from mmserve.visualserver.remote.encoders import Encoders
@@ -60,9 +59,8 @@ class Offload:
         if not (links := self._encoders.links):
             return
         ahead = self._queue.num_in_flight - len(self._running)
-        for waiting in self._queue.waiting_images(_LOOKS_AT):
-            image = waiting.image
-            link = None if image.item_id in self._stay else self._choose(waiting, links, ahead)
+        for image in self._queue.waiting_images(_LOOKS_AT):
+            link = None if image.item_id in self._stay else self._choose(image, links, ahead)
             if link is None:
                 ahead += 1
                 continue
@@ -77,11 +75,10 @@ class Offload:
             self._stay -= done
             self._calls.submit(reported, self._cache, dict.fromkeys(done, LOST))
 
-    def _choose(self, waiting: WaitingImage, links: list[EncoderLink], ahead: int) -> EncoderLink | None:
-        image = waiting.image
+    def _choose(self, image: Image, links: list[EncoderLink], ahead: int) -> EncoderLink | None:
         with_room = {link.name: link for link in links if link.has_room(image.data.nbytes)}
         candidates = [link.candidate() for link in with_room.values()]
-        key = waiting.key or image.item_id.to_bytes(8, "big", signed=True)
+        key = image.key or image.item_id.to_bytes(8, "big", signed=True)
         chosen = choose(key, image.data.nbytes + image.embed.nbytes, candidates, self._here, ahead)
         return None if chosen is None else with_room[chosen.name]
 

@@ -1,13 +1,23 @@
-"""Rows that an encoder has computed, by the picture's digest: several servers, or one after an eviction, ask again."""
+"""Rows that an encoder has computed: several servers, or one after an eviction, ask again.
+
+By the picture's content key: that of other clients' picture is another one where they must not share what is cached.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import NamedTuple
 
 from mmserve.messages.media import Processing
 
-Key = tuple[bytes, Processing]
+
+class Key(NamedTuple):
+    """``content`` is empty for a picture without a content key. ``digest``: of its bytes."""
+
+    content: bytes
+    digest: bytes
+    processing: Processing
 
 
 class RowsCache:

@@ -16,7 +16,7 @@ from mmserve.runtime.errors import MmserveError
 from mmserve.visualserver.batches.call_size import CallSize
 from mmserve.visualserver.batches.encode import ComputeRows
 from mmserve.visualserver.encoder.dialer import Job
-from mmserve.visualserver.encoder.rows_cache import RowsCache
+from mmserve.visualserver.encoder.rows_cache import Key, RowsCache
 from mmserve.visualserver.remote.frames import Fail, Result, digest
 
 Decode = Callable[[int, memoryview, Processing], Views]
@@ -117,8 +117,8 @@ class Worker:
         return rows.cpu().contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
-def _key(job: Job) -> tuple[bytes, Processing]:
-    return job.message.digest, job.message.processing
+def _key(job: Job) -> Key:
+    return Key(job.message.key, job.message.digest, job.message.processing)
 
 
 def _name(job: Job) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EncodeRequest, ImagesEncoded, WorkerDied
 from mmserve.visualserver.images import Image, Outcome, item_ids
-from mmserve.visualserver.queue.image_tasks import ImageBatch, ImageTask, WaitingImage
+from mmserve.visualserver.queue.image_tasks import ImageBatch, ImageTask
 from mmserve.visualserver.queue.pending_request import PendingRequest, PermitCandidate
 from mmserve.visualserver.queue.permits import PermitHolders
 
@@ -184,11 +184,11 @@ class BatchQueue:
     def num_in_flight(self) -> int:
         return sum(task.in_flight for task in self._tasks.values())
 
-    def waiting_images(self, most: int) -> list[WaitingImage]:
+    def waiting_images(self, most: int) -> list[Image]:
         """Up to so many images that are not in flight, those of the oldest requests first."""
         tasks = (self._tasks[item_id] for pending in self._pending.values() for item_id in pending.missing)
         waiting = dict.fromkeys(itertools.islice((task for task in tasks if not task.in_flight), most))
-        return [WaitingImage(task.image, task.key) for task in waiting]
+        return [task.image for task in waiting]
 
     def take(self, image: Image) -> None:
         """The image is in flight until ``finish`` or ``give_back``."""
@@ -249,8 +249,8 @@ class BatchQueue:
         return pending
 
     def _task_for(self, span: MediaSpan, data: Handle) -> ImageTask:
-        image = Image(span.item_id, data, span.embed, span.processing)
-        return self._tasks.setdefault(span.item_id, ImageTask(image, span.decoded_nbytes, span.key))
+        image = Image(span.item_id, data, span.embed, span.processing, span.key)
+        return self._tasks.setdefault(span.item_id, ImageTask(image, span.decoded_nbytes))
 
 
 def _abort(request: EncodeRequest, reason: AbortReason, message: str, media_index: int | None) -> AbortRequest:

@@ -19,21 +19,12 @@ class ImageBatch:
     """True if a request without a permit has images that are in no batch yet."""
 
 
-@dataclass(frozen=True)
-class WaitingImage:
-    """An image in no batch yet. ``key``: its content key, if it has one."""
-
-    image: Image
-    key: bytes
-
-
 @dataclass(eq=False)
 class ImageTask:
     """An image that is needed."""
 
     image: Image
     decoded_nbytes: int
-    key: bytes
     waiters: dict[str, PendingRequest] = field(default_factory=dict)
     """Request id -> request that needs the image."""
     in_flight: bool = False

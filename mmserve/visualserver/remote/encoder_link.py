@@ -101,7 +101,7 @@ class EncoderLink:
         data = self._arena.readable(image.data)
         found = await asyncio.to_thread(digest, data)
         self._arena.check(image.data)
-        message = Encode(job=number, processing=image.processing, nbytes=len(data), digest=found)
+        message = Encode(job=number, processing=image.processing, key=image.key, nbytes=len(data), digest=found)
         async with self._writing:
             await self._stream.send(self._outgoing.frame(message), data)
 

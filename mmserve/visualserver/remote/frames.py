@@ -54,10 +54,12 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ref
 
 
 class Encode(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="encode"):
-    """To an encoder; the compressed picture is the payload."""
+    """To an encoder; the compressed picture is the payload. ``key``: its content key, which depends on who may share
+    its rows."""
 
     job: int
     processing: Processing
+    key: bytes
     nbytes: Annotated[int, msgspec.Meta(ge=0)]
     digest: bytes
 

@@ -15,7 +15,7 @@ from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MediaError
 from mmserve.visualserver.encoder import worker
 from mmserve.visualserver.encoder.dialer import Job
-from mmserve.visualserver.encoder.rows_cache import RowsCache
+from mmserve.visualserver.encoder.rows_cache import Key, RowsCache
 from mmserve.visualserver.encoder.worker import Worker
 from mmserve.visualserver.remote.frames import Encode, Fail, Result, digest
 from tests.fakes.media import one_tile
@@ -45,9 +45,9 @@ class Asker:
     def __init__(self) -> None:
         self.answers: dict[int, tuple[Result | Fail, bytes]] = {}
 
-    def job(self, number: int, content: int) -> Job:
+    def job(self, number: int, content: int, key: bytes = b"key") -> Job:
         data = bytearray([content])
-        message = Encode(job=number, processing=Processing(), nbytes=1, digest=digest(data))
+        message = Encode(job=number, processing=Processing(), key=key, nbytes=1, digest=digest(data))
         return Job(message, data, 0.0, self._answer)
 
     def _answer(self, message: Result | Fail, rows: memoryview) -> None:
@@ -135,6 +135,14 @@ def test_rows_are_computed_once() -> None:
     assert len(asker.answers[1][1]) == 12
 
 
+def test_rows_are_not_found_by_clients_that_share_no_cache() -> None:
+    asker, tower = Asker(), Tower()
+    encoder = Worker(decode, tower, torch.bfloat16, RowsCache(1000), 8)
+    for number, key in enumerate((b"alice's", b"bob's", b"bob's")):
+        encoder.encode([asker.job(number, 5, key)])
+    assert tower.batches == [1, 1], "how soon an answer comes tells what others have sent"
+
+
 def test_rows_that_are_kept_are_no_part_of_what_the_tower_has_returned() -> None:
     asker, both = Asker(), torch.ones(4, 3)
     encoder = Worker(decode, lambda pictures: list(both.split(2)), torch.float32, RowsCache(1000), 8)
@@ -146,7 +154,7 @@ def test_rows_that_are_kept_are_no_part_of_what_the_tower_has_returned() -> None
 
 def test_the_cache_keeps_the_rows_used_last() -> None:
     cache = RowsCache(10)
-    keys = [(bytes([number]), Processing()) for number in range(4)]
+    keys = [Key(b"", bytes([number]), Processing()) for number in range(4)]
     for key in keys[:2]:
         cache.put(key, memoryview(bytes(5)))
     assert cache.get(keys[0]) is not None

@@ -355,16 +355,16 @@ def test_images_that_another_machine_takes_are_not_started_here() -> None:
     queue = BatchQueue(4)
     queue.add(_request("a", 1, 2), 0.0)
     queue.add(_request("b", 2, 3), 0.0)
-    assert [waiting.image.item_id for waiting in queue.waiting_images(9)] == [1, 2, 3]
-    assert [waiting.image.item_id for waiting in queue.waiting_images(2)] == [1, 2]
-    first, second, _ = (waiting.image for waiting in queue.waiting_images(9))
+    assert [waiting.item_id for waiting in queue.waiting_images(9)] == [1, 2, 3]
+    assert [waiting.item_id for waiting in queue.waiting_images(2)] == [1, 2]
+    first, second, _ = queue.waiting_images(9)
     queue.take(first)
     queue.take(second)
     assert queue.num_in_flight == 2
     assert _ids(_next(queue)) == [3]
     assert queue.finish({2: ENCODED}, 1.0) == [_encoded("a", 2), _encoded("b", 2)]
     queue.give_back(first)
-    assert [waiting.image.item_id for waiting in queue.waiting_images(9)] == [1]
+    assert [waiting.item_id for waiting in queue.waiting_images(9)] == [1]
     assert _ids(_next(queue)) == [1]
 
 
@@ -372,8 +372,8 @@ def test_an_image_that_nobody_needs_any_more_is_forgotten_when_it_is_given_back(
     queue = BatchQueue(4)
     queue.add(_request("a", 1), 0.0)
     (waiting,) = queue.waiting_images(9)
-    queue.take(waiting.image)
+    queue.take(waiting)
     queue.drop("a")
     assert queue.item_ids == {1}
-    queue.give_back(waiting.image)
+    queue.give_back(waiting)
     assert not queue.item_ids

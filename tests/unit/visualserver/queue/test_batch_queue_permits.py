@@ -60,7 +60,7 @@ def test_images_of_a_promised_request_are_covered_by_its_permit() -> None:
 def test_an_image_that_another_machine_gives_back_after_its_permit_has_ended_needs_a_new_one() -> None:
     queue = BatchQueue(4)
     _add(queue, a=(1, 2))
-    _, away = (waiting.image for waiting in queue.waiting_images(9))
+    _, away = queue.waiting_images(9)
     queue.take(away)
     assert _grant_all(queue) == ["a"]
     batch = queue.next_batch()
@@ -82,9 +82,9 @@ def test_an_image_that_another_machine_gives_back_is_decoded_under_a_permit_that
     _add(queue, a=(1,))
     (waiting,) = queue.waiting_images(9)
     (candidate,) = queue.permit_candidates()
-    queue.take(waiting.image)
+    queue.take(waiting)
     queue.grant(candidate.pending)
-    queue.give_back(waiting.image)
+    queue.give_back(waiting)
     assert _ids(queue.next_batch()) == [1]
 
 
@@ -93,7 +93,7 @@ def test_a_permit_ends_if_another_machine_has_encoded_all_images_before_one_is_s
     _add(queue, a=(1,))
     (waiting,) = queue.waiting_images(9)
     (candidate,) = queue.permit_candidates()
-    queue.take(waiting.image)
+    queue.take(waiting)
     queue.grant(candidate.pending)
     assert queue.finish({1: ENCODED}, 1.0) != []
     assert queue.permits.take_ended() == [candidate.permit_request.name]

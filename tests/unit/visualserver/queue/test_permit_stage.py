@@ -40,7 +40,7 @@ def test_a_request_whose_images_are_all_at_another_machine_is_not_ended(away: in
 
         def take() -> None:
             for waiting in queue.waiting_images(away):
-                queue.take(waiting.image)
+                queue.take(waiting)
 
         permits = cast(PermitClient, cast(Any, _NoTimeLeft(take, promises=promises)))
         stage = PermitStage(queue, permits, lambda abort, _: refused.append(abort), lambda _: False, changed.set)

@@ -19,7 +19,7 @@ from mmserve.visualserver.remote.frames import (
     payload_nbytes,
 )
 
-MESSAGE = Encode(job=1, processing=Processing(), nbytes=5, digest=b"d" * 32)
+MESSAGE = Encode(job=1, processing=Processing(), key=b"k", nbytes=5, digest=b"d" * 32)
 
 
 def parts(frame: bytes) -> tuple[bytes, bytes]:
@@ -51,7 +51,7 @@ def test_what_was_changed_repeated_left_out_or_sent_by_others_is_refused() -> No
 
 @pytest.mark.parametrize("announced", [-1, -(1 << 40)])
 def test_a_payload_of_fewer_than_no_bytes_ends_the_connection(announced: int) -> None:
-    frame = Direction(b"k").frame(Encode(job=1, processing=Processing(), nbytes=announced, digest=b""))
+    frame = Direction(b"k").frame(Encode(job=1, processing=Processing(), key=b"k", nbytes=announced, digest=b""))
     with pytest.raises(BrokenEncoderLink):
         Direction(b"k").message(*parts(frame))
 
