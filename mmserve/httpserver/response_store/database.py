@@ -77,12 +77,14 @@ class ResponseDatabase:
         body: bytes | None = None,
         runner: str | None = None,
     ) -> bool:
-        """Store the input of a response. False if it is larger than all that may be stored.
+        """Store the input of a response. False if it is larger than all that may be stored. One of the same id that was
+        not finished is forgotten: a front asks again for an answer that was lost.
 
         With ``body`` and ``runner`` it is found at once: that worker makes it in the background.
         """
         nbytes = size_of(items) + len(body or b"")
         with self._file.transaction() as connection:
+            connection.execute("DELETE FROM responses WHERE id = ? AND owner = ? AND body IS NULL", (id, owner))
             if not self._file.make_room(nbytes):
                 return False
             status = "" if runner is None else "queued"

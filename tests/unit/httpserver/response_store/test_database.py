@@ -61,6 +61,19 @@ def test_a_response_is_found_once_it_is_finished_and_by_its_owner_alone(open_dat
     assert database.body("ann", "a") is None
 
 
+def test_a_response_that_was_begun_and_lost_may_begin_again(open_database: Open) -> None:
+    """A front asks again for the answer of an HTTP worker that has died, at another worker of the server."""
+    database = open_database()
+    for input in (b"1", b"2"):
+        assert database.begin("ann", "a", None, [StoredItem("i", input)], 1)
+    assert database.finish("a", StoredOutput("completed", b"body", [StoredItem("o", b"3")]))
+    assert database.chain_items("ann", "a", 9) == [b"2", b"3"]
+    for owner in ("ann", "bob"):  # one that is found stays
+        with pytest.raises(sqlite3.IntegrityError):
+            database.begin(owner, "a", None, [StoredItem("i", b"4")], 1)
+    assert database.chain_items("ann", "a", 9) == [b"2", b"3"]
+
+
 def test_a_chain_has_the_items_of_all_in_order(open_database: Open) -> None:
     database = open_database()
     for id, previous in (("a", None), ("b", "a"), ("c", "b"), ("other", "a")):
