@@ -75,6 +75,6 @@ def _kind(metadata: Metadata) -> str:
     kind = metadata.get("clip.projector_type", metadata.get("clip.vision.projector_type"))
     if kind is None and metadata.get("clip.has_llava_projector"):
         return _LLAVA
-    if kind not in PROJECTORS:
+    if not isinstance(kind, str) or kind not in PROJECTORS:
         raise StartupError(f"clip.projector_type {kind!r} is not supported; supported are: {', '.join(PROJECTORS)}")
-    return str(kind)
+    return kind

@@ -80,6 +80,6 @@ class Tower:
 
     def _three(self, name: str) -> list[float]:
         found = self._metadata.get(f"clip.vision.{name}")
-        if not isinstance(found, list) or len(found) != 3:
+        if not isinstance(found, list) or [isinstance(each, int | float) for each in found] != [True] * 3:
             raise StartupError(f"clip.vision.{name} {found!r} is not three numbers")
         return [float(each) for each in found]

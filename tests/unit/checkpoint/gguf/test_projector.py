@@ -79,6 +79,7 @@ def test_pictures_are_padded_to_squares_unless_a_file_beside_says_otherwise(llav
     ("more", "reason"),
     [
         ({"clip__projector_type": "resampler"}, r"clip\.projector_type 'resampler' is not supported; .*: mlp, gemma3"),
+        ({"clip__projector_type": ["mlp"]}, r"clip\.projector_type \['mlp'\] is not supported"),
         ({"clip__projector_type": "gemma3"}, "a projector gemma3 does not belong to llama, but to gemma3"),
         ({"clip__projector_type": "qwen3vl_merger"}, "does not belong to llama, but to qwen3vl"),
         ({"clip__has_audio_encoder": True}, "a projector for audio is not supported"),
@@ -86,6 +87,7 @@ def test_pictures_are_padded_to_squares_unless_a_file_beside_says_otherwise(llav
         ({"clip__vision__feature_layer": [1, 2]}, r"feature_layer \[1, 2\] is not supported"),
         ({"clip__vision__image_size": 0.5}, r"clip\.vision\.image_size 0\.5 is no int"),
         ({"clip__vision__image_mean": [0.5]}, r"clip\.vision\.image_mean \[0\.5\] is not three numbers"),
+        ({"clip__vision__image_std": ["a", "b", "c"]}, r"clip\.vision\.image_std .* is not three numbers"),
     ],
 )
 def test_other_projectors_are_refused_by_name(llava: Path, tmp_path: Path, more: dict[str, Any], reason: str) -> None:
