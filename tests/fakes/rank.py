@@ -288,9 +288,10 @@ class FakeRank:
         return tuple(token_ids), tuple(logprobs)
 
     def _report_prompt(self, number: int, slot: _Slot, position: int, state: int) -> None:
-        """What the slot's sequence asks of its prompt, after the prompt's token at ``position``."""
+        """What the slot's sequence asks of its prompt, after the prompt's token at ``position``. Nobody reads it of a
+        sequence that has failed: a plan launched ahead may go on behind the chunk that failed."""
         top, last = slot.sampling.prompt_logprobs, slot.num_prompt_tokens - 1
-        if top is not None and slot.num_prompt_rows <= position < last:
+        if top is not None and not slot.has_failed and slot.num_prompt_rows <= position < last:
             assert position == slot.num_prompt_rows, "a row was left out"
             slot.num_prompt_rows += 1
             row = _prompt_row(state, slot.tokens[position + 1], top)

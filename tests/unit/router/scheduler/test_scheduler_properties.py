@@ -352,3 +352,16 @@ def test_all_requests_finish_in_bounded_steps(depth: int, options: dict[str, int
     # Preemption costs no more than computing the requests one after the other.
     assert engine.run(max_steps=2 * bound) <= 2 * bound
     assert all(engine.finish(str(number)) in ("length", "error") for number in range(len(jobs)))
+
+
+def test_a_plan_launched_ahead_goes_on_behind_a_chunk_whose_image_is_lost() -> None:
+    sizes = {"num_blocks": 4, "block_tokens": 16, "max_num_seqs": 1, "max_num_batched_tokens": 64, "max_model_len": 64}
+    clients = Traffic(sizes | {"depth": 2, "max_new_tokens": 1, "max_forced_tokens": 20})
+    clients.lose_image()
+    clients.request(0, (0, 0, 0), 1, 0, 0, (), priority=1)
+    clients.request(1, (_IMAGE_PREFIX, 5, 0), 1, 0, 0, (), prompt_logprobs=0)
+    clients.engine.run_and_encode(max_steps=100)
+    clients.engine.check_memory()
+    assert clients.engine.finish("0") == "length"
+    assert clients.engine.finish("1") == "media_lost"
+    assert not clients.prompt_logprobs(clients.sent["1"])
