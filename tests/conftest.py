@@ -1,5 +1,6 @@
 """Settings and fixtures for all tests: signals, hypothesis, the order of parallel runs, and the check for leaks."""
 
+import gc
 import os
 import signal
 import sys
@@ -49,8 +50,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
-    """Refuse a pair of pytest and pytest-xdist in which groups have no effect: each worker would start every server."""
+    """Refuse a pair of pytest and pytest-xdist in which groups have no effect: each worker would start every server.
+    What was imported and collected stays, so a garbage collection need not look at ten thousand tests."""
     yield
+    gc.freeze()
     if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist does not group tests with this pytest: install pytest<9.2")
 
