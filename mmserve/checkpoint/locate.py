@@ -12,7 +12,7 @@ from mmserve.runtime.errors import StartupError
 _PACKAGED = Path(__file__).parent.parent / "packaged"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WEIGHTS = ["*.safetensors"]
-_DOWNLOADED = ["*.json", "*.jinja", "tokenizer*"]
+_DOWNLOADED = ["*.json", "*.jinja", "tokenizer*", "merges.txt"]
 _SKIPPED = ["*/*", "consolidated*"]
 """Some hub repositories also have the same weights in another layout."""
 

@@ -17,7 +17,9 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from mmserve.checkpoint.config.tokenizer_json import tokenizer_text
 from mmserve.grammar.limits import parser_limits
+from mmserve.runtime.errors import StartupError
 from mmserve.runtime.isolation.killable import ChildDied, KillableChild
 from mmserve.runtime.isolation.serving import Answer, limit_memory, serve
 
@@ -89,10 +91,10 @@ class ByteVocabulary:
 
 
 def byte_tokenizer(checkpoint: Path) -> LLTokenizer:
-    """Of a ``ByteVocabulary``. A checkpoint without a readable tokenizer.json has no added tokens."""
+    """Of a ``ByteVocabulary``. A checkpoint without a readable tokenizer has no added tokens."""
     added: list[_AddedToken] = []
-    with suppress(OSError, msgspec.DecodeError):
-        added = msgspec.json.decode((checkpoint / "tokenizer.json").read_bytes(), type=_TokenizerFile).added_tokens
+    with suppress(StartupError, msgspec.DecodeError):
+        added = msgspec.json.decode(tokenizer_text(checkpoint), type=_TokenizerFile).added_tokens
     return LLTokenizer(TokenizerWrapper(ByteVocabulary({token.id: token.content for token in added if token.content})))
 
 

@@ -19,8 +19,8 @@ def check_activation(name: str) -> None:
 
 
 def convert(raw: dict[str, Any], struct: type[S], file: str = "config.json") -> S:
-    """Raises StartupError that names the key whose value has the wrong type."""
+    """``raw`` is an object of JSON. Raises StartupError that names the key whose value has the wrong type."""
     try:
-        return msgspec.convert(raw, struct)
+        return msgspec.convert(raw, struct, str_keys=True)
     except msgspec.ValidationError as error:
         raise StartupError(f"{file}: {error}") from None

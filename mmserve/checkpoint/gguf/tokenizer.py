@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from mmserve.checkpoint.config.tokenizer_json import QWEN_2
 from mmserve.checkpoint.gguf.reader import Metadata
 from mmserve.runtime.errors import StartupError
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Types of tokens."""
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
+_LLAMA_3 = QWEN_2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -35,8 +32,8 @@ def _split(pattern: str) -> list[dict[str, Any]]:
 _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "gpt-2": [_BYTES],
     "smollm": [{"type": "Digits", "individual_digits": True}, _BYTES],
-    "qwen2": _split(_QWEN_2),
-    "deepseek-r1-qwen": _split(_QWEN_2),
+    "qwen2": _split(QWEN_2),
+    "deepseek-r1-qwen": _split(QWEN_2),
     "llama-bpe": _split(_LLAMA_3),
     "llama3": _split(_LLAMA_3),
     "llama-v3": _split(_LLAMA_3),

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: tokenizer.json, and the special tokens named in tokenizer_config.json.
+"""A checkpoint's tokenizer: what tokenizer.json says, and the special tokens named in tokenizer_config.json.
 
 Encodes text that contains user input so that the user input never becomes a control token.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from mmserve.checkpoint.config.tokenizer_json import no_tokenizer, tokenizer_json
 from mmserve.checkpoint.files import read_json
 from mmserve.runtime.errors import StartupError
 
@@ -41,17 +42,16 @@ class ChatTokenizer:
         """Added tokens that ``template`` contains are control tokens too, and so are those among ``image_texts``, which
         stand for images. Raises StartupError.
         """
-        file = checkpoint / "tokenizer.json"
-        definition = read_json(file)
+        definition = tokenizer_json(checkpoint)
         if definition is None:
-            raise StartupError(f"{checkpoint} holds no tokenizer.json; mmserve reads no other tokenizer format")
+            raise no_tokenizer(checkpoint)
         self._anchor = f"\ue000{secrets.token_hex(8)}\ue001"
         try:
             self.raw = _load(definition)
             self._plain = _load({**definition, "added_tokens": []})
             self._plain.add_special_tokens([self._anchor])
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-            raise StartupError(f"cannot read {file}: {error}") from None
+            raise StartupError(f"cannot read the tokenizer of {checkpoint}: {error}") from None
         self.special_tokens = _special_tokens(read_json(checkpoint / "tokenizer_config.json") or {})
         control = _control_tokens(self.raw, self.special_tokens, template, image_texts)
         self.control = frozenset(control)

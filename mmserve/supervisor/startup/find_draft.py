@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmserve.checkpoint.files import read_json
+from mmserve.checkpoint.config.tokenizer_json import no_tokenizer, tokenizer_json
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.locate import locate
 from mmserve.checkpoint.spec import ModelSpec
@@ -36,10 +36,10 @@ def check_tokens(name: str, draft: ModelSpec, model: ModelSpec) -> None:
 
 def _tokens(model: ModelSpec) -> dict[str, int]:
     """Token -> id."""
-    file = Path(model.path) / "tokenizer.json"
-    definition = read_json(file)
+    definition = tokenizer_json(Path(model.path))
     if definition is None:
-        raise StartupError(f"--speculative-model: there is no {file}, so the tokens of the models cannot be compared")
+        missing = no_tokenizer(Path(model.path))
+        raise StartupError(f"--speculative-model: the tokens of the models cannot be compared: {missing}")
     vocabulary = (definition.get("model") or {}).get("vocab") or {}
     if isinstance(vocabulary, list):  # of a unigram model: (token, score), in the order of their ids
         vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}

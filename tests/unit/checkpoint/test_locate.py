@@ -65,3 +65,4 @@ def test_only_needed_files_are_downloaded_from_the_hub(monkeypatch: pytest.Monke
     assert locate("owner/model") == tmp_path
     assert asked["hub_id"] == "owner/model"
     assert "*.bin" not in str(asked["allow_patterns"])
+    assert "merges.txt" in str(asked["allow_patterns"])

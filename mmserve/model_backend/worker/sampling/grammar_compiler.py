@@ -18,6 +18,7 @@ from queue import SimpleQueue
 
 from llguidance import LLMatcher, LLTokenizer
 
+from mmserve.checkpoint.config.tokenizer_json import tokenizer_text
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.grammar.limits import parser_limits
 from mmserve.runtime.errors import GrammarError
@@ -104,7 +105,7 @@ class GrammarCompiler:
         with self._tokenizer_lock:
             if self._tokenizer is None:
                 started_s = time.perf_counter()
-                text = (Path(self._model.path) / "tokenizer.json").read_text("utf-8")
+                text = tokenizer_text(Path(self._model.path)).decode()
                 end = list(self._model.eos_token_ids)
                 self._tokenizer = LLTokenizer(text, n_vocab=self._model.text.vocab_size, eos_token=end or None)
                 logger.info("read the tokenizer for grammars within %.2f s", time.perf_counter() - started_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from mmserve.checkpoint.vision_families import FAMILIES
+from mmserve.cli import main as cli
 from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import LeasedItem, MediaRef
 from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart
@@ -19,6 +21,8 @@ from mmserve.processors.interface import ImageProcessor
 from mmserve.processors.registry import processor_for
 from tests.fakes.chat_models import deployment_of
 from tests.fakes.media import picture
+from tests.fakes.tokenizer_files import without_tokenizer_json
+from tests.fakes.vision_checkpoints import make_native_internvl, make_vision
 from tests.fakes.whole_processors import WHOLE, make_adding_bos, processed_ids, whole_processor
 
 PICTURES = [picture(*size) for size in [(100, 37), (56, 56), (30, 90)]]
@@ -98,3 +102,25 @@ def test_ids_equal_those_of_transformers(both: Both, parts: tuple[str | int, ...
     virtual = [id for id in prompt.ids if id >= FIRST_VIRTUAL_TOKEN]
     rows = [range(expansion.num_rows) for expansion in expansions]
     assert virtual == [records[index].token_start + row for index in images for row in rows[index]]
+
+
+def test_internvl_as_its_authors_publish_it(tmp_path: Path) -> None:
+    """With vocab.json and merges.txt in place of tokenizer.json: the same model and the same prompts."""
+    whole = make_native_internvl(tmp_path / "whole", make_vision(tmp_path / "source", "internvl"))
+    parts = without_tokenizer_json(shutil.copytree(whole, tmp_path / "parts"))
+    assert cli.main(["models", str(parts)]) == 0
+
+    conversation = Conversation(
+        (Message("user", (TextPart("see\n"), MediaPart(0), TextPart("it's <img>, caf\u00e9 123?"))),)
+    )
+    models, prompts = [], []
+    for directory in (whole, parts):
+        deployment = deployment_of(directory)
+        images = processor_for(deployment.model)
+        assert images is not None
+        expansion = images.expand(*PICTURES[0].size)
+        models.append(msgspec.structs.replace(deployment.model, path=""))
+        prompts.append(PromptBuilder(deployment).token_ids(conversation, REFS[:1], [expansion]).tolist())
+    assert models[0] == models[1]
+    assert prompts[0] == prompts[1]
+    assert prompts[0].count(models[0].image_token_id) == expansion.num_rows
