@@ -103,7 +103,7 @@ def _supervise(
         shared_seed=None if key is None else key.hash_seed,
     )
     if key is not None:
-        deployment = replace(deployment, text_facts=text_facts_of(deployment, found.processor(deployment)))
+        deployment = replace(deployment, text_facts=text_facts_of(deployment))
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
     if config.fault_injection:

@@ -66,6 +66,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """--mm-hash-seed, or random per start, so that content keys of different servers differ."""
     url: str
     version: str
+    processor: str = ""
+    """The kind of what computes, as far as kinds of it compute other numbers."""
     text_facts: dict[str, str] = {}
     """What decides about the text of an answer, by name, to be compared with other servers; with --cluster-key-file."""
 

@@ -54,6 +54,7 @@ def encoder_facts_of(deployment: Deployment) -> dict[str, str]:
     model = deployment.model
     return {
         "version of mmserve": deployment.version,
+        "processor": deployment.processor,
         "--dtype": deployment.dtype,
         "bytes of a row": str(deployment.embed_row_nbytes),
         "configuration of the model": _digest(msgspec.json.encode(replace(model, path=""))),
@@ -61,15 +62,14 @@ def encoder_facts_of(deployment: Deployment) -> dict[str, str]:
     }
 
 
-def text_facts_of(deployment: Deployment, processor: str) -> dict[str, str]:
-    """Of one of several servers: what decides about the text of an answer. ``processor``: its kind, as far as kinds
-    compute other numbers."""
+def text_facts_of(deployment: Deployment) -> dict[str, str]:
+    """Of one of several servers: what decides about the text of an answer."""
     config, model = deployment.config, deployment.model
     facts = {
         "version of mmserve": deployment.version,
         "configuration of the model": _digest(msgspec.json.encode(replace(model, path=""))),
         "files of the model": files_digest(Path(model.path)),
-        "processor": processor,
+        "processor": deployment.processor,
         "--dtype": deployment.dtype,
         "--kv-cache-dtype": deployment.kv_dtype,
         "context": str(deployment.max_model_len),

@@ -95,6 +95,7 @@ def make(
         url=url,
         version=metadata.version("mmserve"),
     )
+    deployment = replace(deployment, processor=machine.processor(deployment))
     if config.node_rank or config.join is not None:
         deployment = replace(deployment, arena_nbytes=_TEXT_ARENA_NBYTES)
     if config.join is None:  # an encoder has neither the language model nor a KV cache

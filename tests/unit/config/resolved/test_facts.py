@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mmserve.config.resolved import facts
 from mmserve.config.resolved.deployment import Deployment
-from mmserve.config.resolved.facts import difference, digest_of, facts_of, text_facts_of
+from mmserve.config.resolved.facts import difference, digest_of, encoder_facts_of, facts_of, text_facts_of
 from tests.fakes.http_services import make_deployment
 
 NODES = {"tp": 2, "nnodes": 2, "head": "a", "cluster_key_file": "k"}
@@ -56,7 +56,7 @@ def test_weights_are_told_apart_also_in_large_files(directory: Path, monkeypatch
 
 def test_servers_behind_a_front_must_be_alike_in_what_decides_about_texts(directory: Path) -> None:
     def of(processor: str = "x86_64", **options: object) -> dict[str, str]:
-        return text_facts_of(made(directory, **options), processor)
+        return text_facts_of(replace(made(directory, **options), processor=processor))
 
     plain = of()
     assert digest_of(of(max_num_seqs=3, port=1, nnodes=1)) == digest_of(plain)
@@ -73,7 +73,16 @@ def test_servers_behind_a_front_must_be_alike_in_what_decides_about_texts(direct
 
 def test_servers_with_other_chat_templates_answer_other_prompts(directory: Path) -> None:
     template, head = directory / "chat_template.jinja", facts_of(made(directory))
-    plain = text_facts_of(made(directory), "x86_64")
+    plain = text_facts_of(made(directory))
     template.write_text("{{ messages }}")
-    assert difference(plain, text_facts_of(made(directory), "x86_64")).startswith("chat template is ")
+    assert difference(plain, text_facts_of(made(directory))).startswith("chat template is ")
     assert facts_of(made(directory)) == head, "only node 0 of a server writes prompts"
+
+
+@pytest.mark.parametrize("other", ["aarch64", "x86_64, products in tiles", "GPU 9.0"])
+def test_an_encoder_on_another_kind_of_processor_is_refused(directory: Path, other: str) -> None:
+    """It would make other rows."""
+    server = replace(made(directory), processor="x86_64")
+    assert difference(encoder_facts_of(server), encoder_facts_of(replace(server, cpu_threads=3))) == ""
+    found = difference(encoder_facts_of(server), encoder_facts_of(replace(server, processor=other)))
+    assert found == f"processor is {other}, not x86_64"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -441,3 +442,21 @@ def test_a_cpu_has_one_attention(choice: str, model: ModelSpec) -> None:
     with pytest.raises(StartupError, match=f"--attention-backend {choice} is for a GPU"):
         _make(model, LAPTOP, attention_backend=choice)
     assert _make(model, GPU, attention_backend=choice).config.attention_backend == choice
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "processor"),
+    [
+        (LAPTOP, {}, platform.machine()),
+        (replace(XEON, has_tiles=True), {}, f"{platform.machine()}, products in tiles"),
+        (replace(XEON, has_tiles=True), {"dtype": "float32"}, platform.machine()),
+        (replace(XEON, has_tiles=True), {"kernel_level": "avx512_bf16"}, platform.machine()),
+        (replace(GPU, oldest_gpu=(9, 0)), {}, "GPU 9.0"),
+    ],
+)
+def test_servers_and_encoders_know_what_kind_of_processor_computes(
+    machine: Machine, options: dict[str, object], processor: str, model: ModelSpec
+) -> None:
+    joined = {"join": "10.0.0.1", "cluster_key_file": "key"}
+    assert _make(model, machine, **options).processor == processor
+    assert _make(model, machine, **joined, **options).processor == processor
