@@ -1,4 +1,4 @@
-"""A server whose two ranks are on two nodes, as two supervisors of this machine or in two network namespaces."""
+"""A server whose ranks are on two nodes, as two supervisors of this machine or in two network namespaces."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.fakes.ports import free_port
 class Nodes:
     """Node 0 is ``stack``. Node 1 is started again by ``restart``, as a service manager would."""
 
-    def __init__(self, directory: Path, network: Network | None) -> None:
+    def __init__(self, directory: Path, network: Network | None, ranks: int) -> None:
         self.network, self._directory = network, directory
         key = directory / "cluster-key"
         cluster_key.make_if_missing(key)
         head = f"{'127.0.0.1' if network is None else network.address(0)}:{free_port()}"
-        self._options = ("--tp", "2", "--nnodes", "2", "--head", head, "--cluster-key-file", str(key))
+        self._options = ("--tp", str(ranks), "--nnodes", "2", "--head", head, "--cluster-key-file", str(key))
         self._output = (directory / "node").open("w+")
         self._node = self._start()
         self.stack: Stack
@@ -52,7 +52,7 @@ class Nodes:
         return psutil.Process(self._node.pid)
 
     def rank(self) -> psutil.Process:
-        """Of node 1."""
+        """Of node 1, of two ranks in all."""
         titled = (child for child in self.node.children(recursive=True) if "rank 1" in " ".join(child.cmdline()))
         return next(titled)
 
@@ -75,11 +75,11 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def nodes(directory: Path, network: Network | None = None) -> Iterator[Nodes]:
+def nodes(directory: Path, network: Network | None = None, *, ranks: int = 2) -> Iterator[Nodes]:
     with contextlib.ExitStack() as stack:
         if network is not None:
             stack.enter_context(network.from_switch())
-        made = Nodes(directory, network)
+        made = Nodes(directory, network, ranks)
         stack.callback(made.close)
         try:
             stack.enter_context(made.head())

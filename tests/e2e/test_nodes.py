@@ -1,10 +1,11 @@
-"""Two ranks on two nodes answer as two ranks on one, token for token, whatever happens to a node meanwhile."""
+"""Ranks on two nodes answer as ranks on one, token for token, whatever happens to a node meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,13 @@ def test_nodes_with_a_network_between_them(apart: Nodes, expected: list[Answer])
     assert asyncio.run(answers_of(apart.stack, cut)) == expected
     back.join()
     apart.until_whole()
+
+
+@pytest.mark.nodes
+def test_four_ranks_on_two_nodes_answer_as_on_one(tmp_path: Path) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    with running("--tp", "4") as server:
+        expected = asyncio.run(answers_of(server))
+    with network(2) as made, nodes(tmp_path, made, ranks=4) as on_it:
+        assert asyncio.run(answers_of(on_it.stack)) == expected
