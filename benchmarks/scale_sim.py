@@ -5,6 +5,10 @@ picture at a time, then computes with a number of slots, and keeps the last pict
 only the microseconds of a decision are measured, as CPU time.
 
     python -m benchmarks.scale_sim
+    python -m benchmarks.nodes --only hits --json nodes.json && python -m benchmarks.scale_sim --measured nodes.json
+
+Without ``--measured``, a picture takes 0.35 s, as those of InternVL do on two cores (README, models), and an answer
+1.2 s on average, which is assumed.
 """
 
 from __future__ import annotations
@@ -12,12 +16,14 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import json
 import random
 import time
 import tracemalloc
 from bisect import bisect
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from benchmarks.load import report
 from mmserve.cluster.scale.cluster import Cluster
@@ -241,15 +247,30 @@ def settings(requests: int) -> list[tuple[str, Setting, tuple[str, ...]]]:
     ]
 
 
+def large(replicas: int, requests: int) -> list[tuple[str, Setting, tuple[str, ...]]]:
+    """One more cluster, for what a front can bear."""
+    return [(f"{replicas:,}", Setting(replicas, 200 * replicas, requests), ("seconds",))]
+
+
+def measured(path: Path) -> dict[str, float]:
+    """Seconds that servers took for a picture and for an answer, by ``benchmarks.nodes --only hits``."""
+    found = next(each for each in json.loads(path.read_text())["rows"] if each.get("rule") == "seconds")
+    return {"encode_s": found["encode ms"] / 1e3, "answer_s": found["answer ms"] / 1e3}
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000, help="of a setting with 10 replicas")
+    parser.add_argument("--measured", metavar="JSON", type=Path, help="times of benchmarks.nodes in place of constants")
+    parser.add_argument("--replicas", type=int, action="append", help="repeatable; only clusters of so many replicas")
     parser.add_argument("--json", metavar="PATH", help="write the rows")
     arguments = parser.parse_args()
+    service = {} if arguments.measured is None else measured(arguments.measured)
+    asked = [each for count in arguments.replicas or () for each in large(count, arguments.requests)]
     rows = [
-        row(title, rule, Simulation(setting, rule).run())
-        for title, setting, rules in settings(arguments.requests)
+        row(title, rule, Simulation(replace(setting, **service), rule).run())
+        for title, setting, rules in asked or settings(arguments.requests)
         for rule in rules
     ]
     print(report.table(rows))

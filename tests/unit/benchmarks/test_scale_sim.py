@@ -1,6 +1,10 @@
 from __future__ import annotations
 
-from benchmarks.scale_sim import Setting, Simulation
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.load import report
+from benchmarks.scale_sim import Setting, Simulation, measured
 
 _SMALL = Setting(4, 200, 4000, kept=80)
 
@@ -24,3 +28,10 @@ def test_a_run_depends_on_its_seed_alone() -> None:
 def test_replicas_that_start_again_are_found_empty() -> None:
     setting = Setting(4, 200, 4000, kept=80, restarts=8)
     assert Simulation(setting, "seconds").run().hits < Simulation(_SMALL, "seconds").run().hits
+
+
+def test_times_of_servers_take_the_place_of_constants(tmp_path: Path) -> None:
+    rows: list[report.Row] = [{"event": "none"}, {"rule": "big", "encode ms": 1.0, "answer ms": 2.0}]
+    report.write_json(str(tmp_path / "json"), [*rows, {"rule": "seconds", "encode ms": 700.0, "answer ms": 100.0}])
+    slower = Simulation(replace(_SMALL, **measured(tmp_path / "json")), "seconds").run()
+    assert sum(slower.waits_s) > sum(Simulation(_SMALL, "seconds").run().waits_s)
