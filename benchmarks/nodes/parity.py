@@ -10,7 +10,7 @@ from benchmarks.load import report
 
 _TESTS = (
     (
-        "two ranks on two nodes answer as on one, token for token; a rank killed, a cable pulled for 10 s; then four ranks",
+        "two and four ranks on two nodes answer as on one, token for token; a rank killed, a cable pulled for 10 s",
         "nodes",
         "tests/e2e/test_nodes.py",
     ),

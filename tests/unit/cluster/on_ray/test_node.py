@@ -1,0 +1,47 @@
+"""The server that an actor starts. Ray itself takes no part."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+_SERVER = """#!/bin/sh
+echo "mmserve is ready: http://gpu-$CUDA_VISIBLE_DEVICES-threads-${OMP_NUM_THREADS-of-its-own}-key-$MMSERVE_API_KEY"
+exec sleep 60
+"""
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module. Where Ray is not installed, it gets empty modules for it."""
+    ours = [f"mmserve.cluster.on_ray.{name}" for name in ("node", "autoscaling")]
+    if find_spec("ray") is None:
+        for name in ("ray", "ray.serve", "ray.serve.config"):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setattr(sys.modules["ray.serve.config"], "AutoscalingContext", object, raising=False)
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module(ours[0])
+    for name in ours:
+        sys.modules.pop(name, None)
+
+
+def test_a_server_has_the_gpus_that_ray_gave_its_actor(
+    node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray names them in the actor's environment."""
+    program = tmp_path / "python"
+    program.write_text(_SERVER)
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with node._server(["--model", "llava"], {"MMSERVE_API_KEY": "k"}) as server:
+        assert server.url == "http://gpu-5-threads-of-its-own-key-k"
