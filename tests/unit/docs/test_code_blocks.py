@@ -16,8 +16,9 @@ from mmserve.config.options import resolve
 from tests.fakes.code_blocks import PAGES, ROOT, Block, blocks, blocks_of, commands, without_comments
 
 RUN = {"bash", "python"}
-READ = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads}
+READ = {"json": json.loads, "yaml": lambda code: [*yaml.safe_load_all(code)], "toml": tomllib.loads}
 OF_OTHER_PROGRAMS = {
+    "--config-file",
     "--enforce-eager",
     "--hypothesis-profile",
     "--init",
@@ -25,6 +26,7 @@ OF_OTHER_PROGRAMS = {
     "--no-deps",
     "--pdb",
     "--pid",
+    "--pool-name",
     "--target",
 }
 BASH = [block for block in blocks() if block.language == "bash"]
