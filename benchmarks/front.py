@@ -174,7 +174,7 @@ def reports(replicas: int, seconds: float) -> report.Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=300, help="of requests, for each kind")
+    parser.add_argument("--pairs", type=int, default=200, help="of requests, for each kind")
     parser.add_argument("--seconds", type=float, default=5, help="for which reports are heard")
     parser.add_argument("--json", metavar="PATH", help="write the rows")
     arguments = parser.parse_args()
