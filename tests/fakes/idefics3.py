@@ -1,4 +1,4 @@
-"""A tiny random Idefics3 as a real directory, made with transformers."""
+"""A tiny random Idefics3, or SmolVLM, as a real directory, made with transformers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ TEMPLATE = (
 )
 
 
-def make_idefics3(directory: Path, *, seed: int = 0) -> Path:
-    """Tiles of 56 pixels in 16 patches, which become 4 rows; a picture has up to 5 tiles. All files included."""
+def make_idefics3(directory: Path, *, seed: int = 0, kind: str = "Idefics3") -> Path:
+    """Tiles of 56 pixels in 16 patches, which become 4 rows; a picture has up to 5 tiles. All files included.
+
+    ``kind``: of transformers' classes.
+    """
     torch.manual_seed(seed)
     processor = transformers.Idefics3Processor(
         transformers.Idefics3ImageProcessorPil(
@@ -37,15 +40,22 @@ def make_idefics3(directory: Path, *, seed: int = 0) -> Path:
         "patch_size": 14,
         "initializer_range": 0.2,
     }
-    config = transformers.Idefics3Config(
+    config = getattr(transformers, f"{kind}Config")(
         text_config=llama_config(vocab_size=len(processor.tokenizer)),
         vision_config=vision,
         image_token_id=processor.image_token_id,
         scale_factor=2,
         tie_word_embeddings=False,
     )
-    model = transformers.Idefics3ForConditionalGeneration(config)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
     randomise_small_parameters(model)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
+    for name in ("processor_config.json", "tokenizer_config.json"):
+        (directory / name).write_text((directory / name).read_text().replace("Idefics3", kind))
     return directory
+
+
+def make_smolvlm(directory: Path) -> Path:
+    """Its processor cannot be built without packages for videos; the files are those of Idefics3 with its names."""
+    return make_idefics3(directory, kind="SmolVLM")

@@ -13,9 +13,10 @@ from PIL import Image
 
 from tests.fakes import vision_model
 from tests.fakes.checkpoints import make_llava
-from tests.fakes.idefics3 import make_idefics3
+from tests.fakes.idefics3 import make_idefics3, make_smolvlm
 from tests.fakes.qwen_vl import CONFIGS, make_qwen_vl, processed_qwen_vl
 from tests.fakes.vision_checkpoints import FAMILIES, make_vision
+from tests.fakes.whole_processors import whole_processor
 
 Processed = Callable[[Path, list[dict[str, Any]], list[Image.Image]], dict[str, Any]]
 """(checkpoint, messages, images) -> what ``generate`` takes."""
@@ -29,7 +30,15 @@ class PictureFamily(NamedTuple):
 
 def by_its_processor(directory: Path, chat: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, Any]:
     """See ``Processed``. For families whose processor needs no package that is missing."""
-    processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
+    return _processed(transformers.AutoProcessor.from_pretrained(directory, use_fast=False), chat, images)
+
+
+def as_smolvlm(directory: Path, chat: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, Any]:
+    """See ``Processed``. By SmolVLM's processor, built without the packages for videos."""
+    return _processed(whole_processor(directory, "smolvlm"), chat, images)
+
+
+def _processed(processor: Any, chat: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, Any]:
     text = processor.apply_chat_template(chat, add_generation_prompt=True)
     return dict(processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt"))
 
@@ -46,6 +55,7 @@ def make_gemma3(directory: Path) -> Path:
 PICTURE_FAMILIES = {
     "llava": PictureFamily(make_llava, by_its_processor),
     "idefics3": PictureFamily(make_idefics3, by_its_processor),
+    "smolvlm": PictureFamily(make_smolvlm, as_smolvlm),
     **{
         name: PictureFamily(partial(make_qwen_vl, family=name), partial(processed_qwen_vl, family=name))
         for name in CONFIGS
@@ -57,3 +67,7 @@ PICTURE_FAMILIES = {
     "gemma3": PictureFamily(make_gemma3, partial(vision_model.processed, family="gemma3")),
 }
 """By ``model_type``; Pixtral-12B's is ``llava``, and here ``pixtral``."""
+QUANTIZABLE: dict[str, Callable[[Path], Path]] = {name: family.make for name, family in PICTURE_FAMILIES.items()} | {
+    "qwen3_vl_moe": partial(make_qwen_vl, family="qwen3_vl_moe", text={"moe_intermediate_size": 128})
+}
+"""The same in shapes that all formats of weights have: experts with a multiple of 32 inputs on each of two ranks."""

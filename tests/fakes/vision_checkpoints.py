@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.fakes.checkpoints import CHAT_TEMPLATE, llama_config
+from tests.fakes.checkpoints import CHAT_TEMPLATE, llama_config, text_config
 
 _CONTROL = ("<pad>", "<s>", "</s>")
 _TOKENS = {
@@ -204,11 +204,17 @@ _CONFIGS = {
 FAMILIES = tuple(_CONFIGS)
 
 
-def make_vision(directory: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
-    """Write a random model of a family. ``changes`` go into its config, or for InternVL into its vision_config."""
+def make_vision(directory: Path, family: str, *, seed: int = 0, text: str | None = None, **changes: Any) -> Path:
+    """Write a random model of a family. ``changes`` go into its config, or for InternVL into its vision_config.
+
+    ``text``: the family of its language model, if another than usual here.
+    """
     torch.manual_seed(seed)
     words = tokenizer(_TOKENS[family])
-    model = transformers.AutoModelForImageTextToText.from_config(_CONFIGS[family](len(words), **changes))
+    config = _CONFIGS[family](len(words), **changes)
+    if text is not None:
+        config.text_config = text_config(text, vocab_size=len(words))
+    model = transformers.AutoModelForImageTextToText.from_config(config)
     randomise(model)
     model.save_pretrained(directory)
     words.chat_template = CHAT_TEMPLATE.replace("<image>", "{{ " + repr(_PLACEHOLDERS[family]) + " }}")

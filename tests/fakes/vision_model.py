@@ -24,7 +24,7 @@ _TOKEN_TYPES = {"paddleocr_vl": "mm_token_type_ids", "gemma3": "token_type_ids"}
 
 
 class VisionModel:
-    """``family``: one of ``vision_checkpoints``, or "llava" or "idefics3". Pictures are numbered from 0 on."""
+    """``family``: of ``vision_checkpoints``, or "llava", "idefics3" or "smolvlm". Pictures are numbered from 0 on."""
 
     def __init__(self, family: str, directory: Path, files: Sequence[bytes]) -> None:
         self.family, self.directory = family, directory
@@ -117,6 +117,7 @@ def _tiles_of_all(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]
 
 _INPUTS = {
     "idefics3": _tiles_of_all,
+    "smolvlm": _tiles_of_all,
     "llava": _tiles,
     "internvl": _tiles,
     "mistral3": _padded,

@@ -22,7 +22,7 @@ from PIL import Image
 
 from tests.fakes import vision_checkpoints
 from tests.fakes.checkpoints import make_llava
-from tests.fakes.idefics3 import make_idefics3
+from tests.fakes.idefics3 import make_idefics3, make_smolvlm
 from tests.fakes.qwen_vl import CONFIGS, make_qwen_vl
 
 
@@ -89,7 +89,7 @@ WHOLE = {
 _MAKERS: dict[str, Callable[[Path], Path]] = {
     "llava": make_llava,
     "idefics3": make_idefics3,
-    "smolvlm": make_idefics3,
+    "smolvlm": make_smolvlm,
     **{family: partial(make_qwen_vl, family=family) for family in CONFIGS},
     **{family: partial(vision_checkpoints.make_vision, family=family) for family in vision_checkpoints.FAMILIES},
 }

@@ -6,6 +6,7 @@ Pictures go through the families' image processors, towers and prompts. Qwen's a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from mmserve.model_backend.vision.interface import Tower
 from tests.fakes.checkpoints import in_shards, make_llava
 from tests.fakes.embeddings import put_rows
 from tests.fakes.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
-from tests.fakes.idefics3 import make_idefics3
+from tests.fakes.idefics3 import make_idefics3, make_smolvlm
 from tests.fakes.media import png
 from tests.fakes.ranks_in_threads import RanksInThreads
 from tests.fakes.vision_checkpoints import IMAGE, make_vision
@@ -35,6 +36,7 @@ from tests.fakes.vision_model import VisionModel
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "llava": make_llava,
     "idefics3": make_idefics3,
+    "smolvlm": make_smolvlm,
     **{
         family: partial(make_vision, family=family)
         for family in ("internvl", "mistral3", "pixtral", "paddleocr_vl", "llava_next", "llava_onevision")
@@ -150,6 +152,23 @@ def test_prompts_in_chunks(model: Model, expected: list[list[int]], chunk: int) 
 def test_torch_alone(model: Model, expected: list[list[int]]) -> None:
     reference = TorchPlatform(torch.device("cpu"), torch.float32)
     assert model.outputs(make_runner(model.directory, model.arena, reference), 20) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("internvl", "qwen2"),
+        ("internvl", "llama"),
+        ("mistral3", "ministral3"),
+        ("mistral3", "llama"),
+        ("llava_next", "llama"),
+        ("llava_next", "qwen2"),
+    ],
+)
+def test_other_language_models(tmp_path: Path, family: str, text: str) -> None:
+    with closing(Arena.create(1 << 20)) as arena:
+        model = Model(family, make_vision(tmp_path, family, text=text), arena)
+        assert model.outputs(make_runner(tmp_path, arena), 20) == [model.expected(prompt) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("ranks_per_kv_head", [0.5, 1, 2])
