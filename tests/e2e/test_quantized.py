@@ -13,17 +13,13 @@ from benchmarks.load.server import serve
 from tests.e2e.picture_chats import CHUNKS, GREEDY, QUESTIONS, THEIR_GREEDY, ask_all, expected
 from tests.e2e.stack import LITTLE_MEMORY, Stack
 from tests.fakes.checkpoints import EOS
-from tests.fakes.picture_families import PICTURE_FAMILIES
+from tests.fakes.picture_families import PICTURE_FAMILIES, QUANTIZABLE
 from tests.fakes.quantized import round_text
 from tests.fakes.quantized_checkpoints import awq, fp8, quantize_checkpoint
 from tests.fakes.qwen_vl import make_qwen_vl, processed_qwen_vl
 
 pytestmark = pytest.mark.families
 FORMATS = {"awq": awq(), "fp8": fp8((128, 128))}
-MAKERS = {name: family.make for name, family in PICTURE_FAMILIES.items()} | {
-    "qwen3_vl_moe": partial(make_qwen_vl, family="qwen3_vl_moe", text={"moe_intermediate_size": 96})
-}
-"""Experts need a multiple of 32."""
 
 
 def end_at_a_tie(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -49,11 +45,11 @@ def test_questions_about_pictures_are_answered_as_by_transformers(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("family", "form"), [*((name, "int8") for name in MAKERS), ("qwen2_5_vl", "int4"), ("gemma3", "int4")]
+    ("family", "form"), [*((name, "int8") for name in QUANTIZABLE), ("qwen2_5_vl", "int4"), ("gemma3", "int4")]
 )
 def test_weights_that_the_server_rounds(tmp_path: Path, family: str, form: Literal["int8", "int4"]) -> None:
     """Texts are compared as far as no two tokens are about equally likely: the kernels round inputs to 16 bits."""
-    directory, asked = MAKERS[family](tmp_path / "plain"), QUESTIONS[:6]
+    directory, asked = QUANTIZABLE[family](tmp_path / "plain"), QUESTIONS[:6]
     options = (*LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1", "--quantization", form)
     with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from msgspec import structs
@@ -16,6 +17,7 @@ from mmserve.checkpoint.tensor_names import canonical_name
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.grouped_experts import alone
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
+from mmserve.model_backend.loader.stored_parts import stacked_experts
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.runtime.errors import StartupError
 
@@ -38,8 +40,8 @@ _UNUSED: dict[Layout, tuple[str, ...]] = {
 }
 """Suffixes of tensors that say nothing new, or how inputs should be rounded, which are not for float8."""
 _ORDER = (".g_idx", ".weight_g_idx")
-_INVERSE_SCALE, _SCALE = ".weight_scale_inv", ".weight_scale"
-"""Both are multiplied with."""
+_SCALE, _INVERSE = "_scale", "_inv"
+"""Scales are multiplied with, whether or not they are called inverse."""
 
 
 class QuantizedCheckpoint:
@@ -56,8 +58,8 @@ class QuantizedCheckpoint:
             return name
         if name.endswith(_UNUSED[scheme.layout]) or (name.endswith(_ORDER) and not scheme.act_order):
             return None
-        if scheme.layout == "fp8" and name.endswith(_INVERSE_SCALE):
-            return name.removesuffix(_INVERSE_SCALE) + _SCALE
+        if scheme.layout == "fp8" and name.endswith(_SCALE + _INVERSE):
+            return name.removesuffix(_INVERSE)
         return name
 
     def context(self, context: LayerContext, platform: Platform) -> LayerContext:
@@ -90,8 +92,23 @@ class QuantizedCheckpoint:
 def _quantized(model: ModelSpec, scheme: QuantizationScheme) -> dict[str, str]:
     """Canonical names of the quantized matrices, without a suffix, and their dtypes in the files."""
     suffix, dtypes = _MARKS[scheme.layout]
-    return {
-        (canonical_name(model.family, name) or name).removesuffix(suffix): tensor.dtype
-        for name, tensor in checkpoint_tensors(Path(model.path))
-        if name.endswith(suffix) and tensor.is_stored_as(dtypes)
-    }
+    found = {}
+    for stored, tensor in checkpoint_tensors(Path(model.path)):
+        if not tensor.is_stored_as(dtypes):
+            continue
+        name = canonical_name(model.family, stored) or stored
+        if stored.endswith(suffix):
+            found[name.removesuffix(suffix)] = tensor.dtype
+        elif experts := stacked_experts(name, tensor.shape):
+            _check_blocks(stored, tensor.shape[1:], scheme)
+            found |= dict.fromkeys(chain.from_iterable(experts), tensor.dtype)
+    return found
+
+
+def _check_blocks(stored: str, matrix: Sequence[int], scheme: QuantizationScheme) -> None:
+    """Experts that are stacked, perhaps transposed, are told apart by whole blocks. Raises StartupError."""
+    height, width = scheme.block or (0, 1)
+    if height != width or any(size % height for size in matrix):
+        raise StartupError(
+            f"{stored} stacks experts of {list(matrix)}, which is supported in FP8 with whole square blocks"
+        )

@@ -1,7 +1,7 @@
 """Where the parameters of a model lie within the tensors of a checkpoint, some of which hold several parameters.
 
 Known are projections fused along their outputs (Phi-3), and experts stacked in one tensor, which some checkpoints store
-transposed (Qwen3-VL-MoE).
+transposed (Qwen3-VL-MoE), with the scales of FP8 beside them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmserve.model_backend.layers.target import Target, Targets
 from mmserve.runtime.errors import StartupError
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_EXPERTS = ".experts"
+_EXPERTS, _SCALE = ".experts", "_scale"
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,25 @@ def stored_parts(stored_name: str, name: str, shape: tuple[int, ...], targets: T
     """
     if name in targets:
         return [] if targets[name] is None else list(_parts(stored_name, shape, [name], targets))
-    parent, _, last = name.rpartition(".")
-    if parent.endswith(_EXPERTS) and len(shape) == 3:
-        members = [f"{member}.weight" for member in _FUSED.get(last, (last,))]
-        groups = [(expert, [f"{parent}.{expert}.{member}" for member in members]) for expert in range(shape[0])]
-        parts = [_parts(stored_name, shape[1:], names, targets, expert) for expert, names in groups]
+    if groups := stacked_experts(name, shape):
+        suffix = f".weight{_SCALE}" if name.endswith(_SCALE) else ".weight"
+        named = [[f"{matrix}{suffix}" for matrix in matrices] for matrices in groups]
+        parts = [_parts(stored_name, shape[1:], names, targets, expert) for expert, names in enumerate(named)]
         return list(chain.from_iterable(parts))
+    parent, _, last = name.rpartition(".")
     parent, _, fused = parent.rpartition(".")
     return list(_parts(stored_name, shape, [f"{parent}.{member}.{last}" for member in _FUSED.get(fused, ())], targets))
+
+
+def stacked_experts(name: str, shape: Sequence[int]) -> list[list[str]]:
+    """Each expert's matrices within a tensor that stacks experts, or their scales: canonical names without a suffix.
+
+    Empty for any other tensor.
+    """
+    parent, _, last = name.removesuffix(_SCALE).rpartition(".")
+    if not parent.endswith(_EXPERTS) or len(shape) != 3:
+        return []
+    return [[f"{parent}.{expert}.{member}" for member in _FUSED.get(last, (last,))] for expert in range(shape[0])]
 
 
 def _parts(

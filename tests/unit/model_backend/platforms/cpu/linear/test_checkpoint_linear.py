@@ -18,10 +18,12 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import VOCAB, make_llama, make_llava, make_text
-from tests.fakes.embeddings import tiles
+from tests.fakes.checkpoints import VOCAB, make_llama, make_text
 from tests.fakes.engine import Driver, Engine, make_runner
+from tests.fakes.media import png
+from tests.fakes.picture_families import QUANTIZABLE
 from tests.fakes.quantized_checkpoints import (
     Format,
     awq,
@@ -32,7 +34,10 @@ from tests.fakes.quantized_checkpoints import (
     packed,
     quantize_checkpoint,
 )
+from tests.fakes.qwen_vl import make_qwen_vl
 from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.stored_experts import separate_experts, stack_experts
+from tests.fakes.tower_inputs import read_by_tower
 
 pytestmark = pytest.mark.skipif(
     not compiler.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"
@@ -155,30 +160,53 @@ def test_other_families(tmp_path: Path, family: str) -> None:
     assert written(make_runner(directory)) == expected(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("form", [awq(), fp8((128, 128))])
-def test_the_text_behind_an_unquantized_tower(tmp_path: Path, form: Format) -> None:
-    directory, plain = make_llava(tmp_path / "q"), tmp_path / "plain"
-    quantize_checkpoint(directory, form, plain)
-    model = transformers.LlavaForConditionalGeneration.from_pretrained(plain, dtype=torch.float32)
-    assert written(make_runner(directory)) == [_generated(model, prompt) for prompt in PROMPTS]
-    pixels = torch.randn(2, 3, 28, 28, generator=torch.manual_seed(1))
-    found, expected_rows = (
-        load_tower(load(each), platform_for("cpu", "float32"), lambda *_: None)(tiles(pixels))
-        for each in (directory, plain)
-    )
-    assert all(map(torch.equal, found, expected_rows))
+@pytest.mark.parametrize("name", ["awq", "gptq", "fp8 in large blocks"])
+@pytest.mark.parametrize("family", QUANTIZABLE)
+def test_the_text_behind_an_unquantized_tower(tmp_path: Path, family: str, name: str) -> None:
+    directory, plain = QUANTIZABLE[family](tmp_path / "q"), tmp_path / "plain"
+    separate_experts(directory)
+    quantize_checkpoint(directory, FORMATS[name], plain)
+    assert written(make_runner(directory)) == _of_transformers(plain)
+    assert torch.equal(_rows(directory), _rows(plain))
 
 
-def separate_experts(directory: Path) -> None:
-    """As checkpoints are published; transformers stacks them when it reads."""
-    tensors = load_file(directory / "model.safetensors")
-    for name in [name for name in tensors if ".experts." in name and tensors[name].dim() == 3]:
-        parent, _, last = name.rpartition(".")
-        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[last]
-        for expert, matrix in enumerate(tensors.pop(name)):
-            for part, rows in zip(parts, matrix.chunk(len(parts)), strict=True):
-                tensors[f"{parent}.{expert}.{part}.weight"] = rows.contiguous()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+def _of_transformers(plain: Path) -> list[list[int]]:
+    """What the text of a model with pictures writes. Its experts are stacked first, as transformers reads them."""
+    stack_experts(plain)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(plain, dtype=torch.float32)
+    return [_generated(model, prompt) for prompt in PROMPTS]
+
+
+def _rows(directory: Path) -> torch.Tensor:
+    """Of a picture."""
+    model = load(directory)
+    processor = processor_for(model)
+    assert processor is not None
+    pictures = read_by_tower(processor, [processor.views(png(1, 60, 50))])
+    return load_tower(model, platform_for("cpu", "float32"), lambda *_: None)(pictures)[0]
+
+
+def test_stacked_experts_in_fp8(tmp_path: Path) -> None:
+    """As Qwen3-VL's mixtures of experts are published: matrices and scales as [experts, in, out]."""
+    directory, plain = QUANTIZABLE["qwen3_vl_moe"](tmp_path / "q"), tmp_path / "plain"
+    separate_experts(directory)
+    quantize_checkpoint(directory, fp8((32, 32)), plain)
+    stack_experts(directory, transposed=True)
+    assert written(make_runner(directory)) == _of_transformers(plain)
+    with closing(RanksInThreads(directory)) as ranks:
+        assert written(ranks) == _of_transformers(plain)
+
+
+@pytest.mark.parametrize(
+    ("form", "size"), [(fp8((128, 128)), 96), (fp8((48, 32)), 96), (fp8((32, 32)), 112), (fp8(), 96)]
+)
+def test_stacked_experts_that_are_no_whole_blocks_are_refused(tmp_path: Path, form: Format, size: int) -> None:
+    directory = make_qwen_vl(tmp_path / "q", "qwen3_vl_moe", text={"moe_intermediate_size": size})
+    separate_experts(directory)
+    quantize_checkpoint(directory, form, tmp_path / "plain")
+    stack_experts(directory, transposed=True)
+    with pytest.raises(StartupError, match=r"experts\.down_proj .*whole square blocks"):
+        make_runner(directory)
 
 
 def test_layers_that_stay_unquantized_are_read_as_they_are(tmp_path: Path) -> None:
