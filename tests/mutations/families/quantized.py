@@ -119,6 +119,18 @@ FAMILIES: dict[str, Family] = {
                 "return QuantizedMatrix(codes, scales, torch.zeros_like",
                 "return QuantizedMatrix(codes, 1 / scales, torch.zeros_like",
             ),
+            Mutation(
+                "stacks of experts need no whole blocks",
+                "model_backend/loader/quantized.py",
+                "any(size % height for size in matrix)",
+                "False",
+            ),
+            Mutation(
+                "all experts of a stack are its first one",
+                "model_backend/loader/stored_parts.py",
+                "stored[self.expert : self.expert + 1, *windows",
+                "stored[:1, *windows",
+            ),
         ),
     ),
 }

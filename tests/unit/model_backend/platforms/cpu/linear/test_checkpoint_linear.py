@@ -200,7 +200,7 @@ def test_stacked_experts_in_fp8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "size"), [(fp8((128, 128)), 96), (fp8((48, 32)), 96), (fp8((32, 32)), 112), (fp8(), 96)]
 )
-def test_stacked_experts_that_are_no_whole_blocks_are_refused(tmp_path: Path, form: Format, size: int) -> None:
+def test_experts_stacked_in_fp8_without_whole_blocks_are_refused(tmp_path: Path, form: Format, size: int) -> None:
     directory = make_qwen_vl(tmp_path / "q", "qwen3_vl_moe", text={"moe_intermediate_size": size})
     separate_experts(directory)
     quantize_checkpoint(directory, form, tmp_path / "plain")
