@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mmserve.cluster.front.replicas import Replica
+from mmserve.cluster.on_ray.asked import Asked
 from mmserve.cluster.scale.cluster import Cluster
-from mmserve.cluster.scale.policy import Choice, Want
+from mmserve.cluster.scale.policy import Choice
 from mmserve.cluster.scale.reports import Holdings, Load
 
 
@@ -23,6 +24,8 @@ class KnownReplicas:
         self.cluster = Cluster()
         self._lock = threading.Lock()
         self._by_ray_id: dict[str, Replica] = {}
+        self._ray_ids: Mapping[str, str] = {}
+        """By id of ours. Replaced, never changed."""
         self._on_change: Callable[[Sequence[Replica]], None] = lambda replicas: None
 
     def watch(self, on_change: Callable[[Sequence[Replica]], None]) -> None:
@@ -39,22 +42,32 @@ class KnownReplicas:
         with self._lock:
             if found != self._by_ray_id:
                 self._by_ray_id = found
+                self._ray_ids = {each.id: ray_id for ray_id, each in found.items()}
                 self.cluster.set_replicas(each.id for each in found.values())
                 self._on_change(tuple(found.values()))
 
-    def ranked(self, want: Want, ray_ids: Collection[str], exclude: Collection[str]) -> list[str]:
-        """All of ``ray_ids``, best first; those in ``exclude`` (ids of ours) last."""
+    def ranked(self, asked: Asked) -> Iterator[str]:
+        """Ray's ids of all replicas, best first; those that the request excludes last. ``asked`` is told each one.
+        Looks at the few best alone unless more are wanted: there may be a thousand."""
         with self._lock:
-            ours = {self._by_ray_id[each].id: each for each in ray_ids if each in self._by_ray_id}
-            best = [choice.replica for choice in self.cluster.ranked(want, time.monotonic(), exclude)]
-            rest = sorted(ours.keys() - best, key=lambda id: id in exclude)
-            return [ours[each] for each in [*best, *rest] if each in ours]
+            best = self.cluster.ranked(asked.want, time.monotonic(), asked.exclude)
+            ray_ids = self._ray_ids
+        if asked.exclude:
+            best.sort(key=lambda choice: asked.exclude.get(choice.replica, -1))
+        for choice in best:
+            asked.offer(choice)
+            yield ray_ids[choice.replica]
+        rest = ray_ids.keys() - {choice.replica for choice in best}
+        for replica in sorted(rest, key=lambda id: asked.exclude.get(id, -1)):
+            asked.offer(Choice(replica, 0.0, 0.0, "spread"))
+            yield ray_ids[replica]
+        asked.offered_all()
 
-    def sent(self, want: Want, replica: str) -> None:
-        """A request was sent there."""
-        with self._lock:
-            choices = [each for each in self.cluster.ranked(want, time.monotonic()) if each.replica == replica]
-            self.cluster.sent(choices[0] if choices else Choice(replica, 0.0, 0.0, "spread"), want, time.monotonic())
+    def sent(self, asked: Asked) -> None:
+        """The request was sent to the replica that was offered last."""
+        if asked.choice is not None:
+            with self._lock:
+                self.cluster.sent(asked.choice, asked.want, time.monotonic())
 
     def load(self, replica: str, load: Load, now_s: float) -> None:
         """See Cluster."""

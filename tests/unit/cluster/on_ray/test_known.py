@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Collection, Sequence
 
 from mmserve.cluster.front.replicas import Replica
+from mmserve.cluster.on_ray.asked import Asked
 from mmserve.cluster.on_ray.known import KnownReplicas
 from mmserve.cluster.scale.cluster import Cluster
 from mmserve.cluster.scale.policy import Want
@@ -26,22 +28,42 @@ def _known(*names: str) -> KnownReplicas:
     return known
 
 
+def _asked(want: Want = _WANT, exclude: Collection[str] = ()) -> Asked:
+    async def made() -> Asked:
+        return Asked(want, dict.fromkeys(exclude, 0), 60.0)
+
+    return asyncio.run(made())
+
+
+def _ranked(known: KnownReplicas, want: Want = _WANT, exclude: Collection[str] = ()) -> list[str]:
+    return list(known.ranked(_asked(want, exclude)))
+
+
 def test_replicas_are_ranked_by_what_they_hold_and_all_are_offered() -> None:
     known = _known("a", "b", "c", "d", "e", "f", "g", "h")
     known.load("f", Load(encode_s=1.0), 0.0)
     known.hold("f", Holdings("pictures", 0, 0, (7,), snapshot=True))
     for name in "abcdegh":
         known.load(name, Load(encode_s=1.0), 0.0)
-    ranked = known.ranked(_WANT, _metadata(*"abcdefgh").keys(), ())
+    ranked = _ranked(known)
     assert ranked[0] == "ray-f-0"
     assert sorted(ranked) == sorted(_metadata(*"abcdefgh"))
 
 
-def test_those_that_have_failed_the_request_come_last_and_unknown_ones_are_left_out() -> None:
-    known = _known("a", "b", "c")
-    ranked = known.ranked(_WANT, [*_metadata("a", "b", "c"), "ray-new-0"], ("b",))
-    assert ranked[-1] == "ray-b-0"
-    assert len(ranked) == 3
+def test_those_that_have_failed_the_request_come_last() -> None:
+    for _ in range(10):
+        assert _ranked(_known("a", "b", "c"), exclude=("b",))[-1] == "ray-b-0"
+
+
+def test_who_asked_knows_what_is_offered() -> None:
+    names = [str(number) for number in range(100)]
+    known, asked = _known(*names), _asked()
+    offered = []
+    for each in known.ranked(asked):
+        assert asked.choice is not None
+        offered.append(asked.choice.replica)
+        assert each == f"ray-{offered[-1]}-0"
+    assert sorted(offered) == sorted(names)
 
 
 def test_a_replica_keeps_its_place_when_it_starts_again_under_another_name_of_rays() -> None:
@@ -49,7 +71,7 @@ def test_a_replica_keeps_its_place_when_it_starts_again_under_another_name_of_ra
     known.hold("a", Holdings("pictures", 0, 0, (7,), snapshot=True))
     known.set(_metadata("a", generation=1) | _metadata("b"))
     assert known.cluster.replicas == ("a", "b")
-    assert set(known.ranked(_WANT, ["ray-a-1", "ray-b-0"], ())) == {"ray-a-1", "ray-b-0"}
+    assert set(_ranked(known)) == {"ray-a-1", "ray-b-0"}
 
 
 def test_reports_wait_for_the_thread_of_rays_router() -> None:
@@ -80,12 +102,15 @@ def test_a_change_is_told_once_and_one_without_an_address_is_not_there_yet() -> 
     assert told == [(), (Replica("a", "http://a:0", "tcp://a:1"),)]
 
 
-def test_what_is_sent_counts_until_a_report() -> None:
+def test_what_is_sent_counts_until_a_report_and_nothing_is_ranked_again() -> None:
     known = _known("a", "b")
     for name in "ab":
         known.load(name, Load(encode_s=1.0), 0.0)
-    first = known.ranked(_WANT, _metadata("a", "b").keys(), ())[0]
+    asked = _asked()
+    first = next(known.ranked(asked))
+    ranked, known.cluster.ranked = known.cluster.ranked, None  # type: ignore[method-assign, assignment]
     for _ in range(5):
-        known.sent(_WANT, first.split("-")[1])
-    assert known.ranked(Want(tokens=1), _metadata("a", "b").keys(), ())[0] != first
-    assert sum(known.cluster.decisions.values()) == 5
+        known.sent(asked)
+    known.cluster.ranked = ranked  # type: ignore[method-assign]
+    assert next(known.ranked(_asked(Want(tokens=1)))) != first
+    assert known.cluster.decisions == {"owner": 5}
