@@ -54,6 +54,10 @@ def test_pods_are_ready_where_a_front_answers() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/live", "port": front["args"]["port"]}
 
 
+def test_ray_takes_commands_with_a_token_alone() -> None:
+    assert _rayservice()["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+
+
 def test_ray_is_the_version_that_the_router_is_written_for() -> None:
     (pinned,) = re.findall(r'ray = \["ray\[serve\]==(\d+\.\d+)\.\*"\]', (ROOT / "pyproject.toml").read_text())
     assert _rayservice()["spec"]["rayClusterConfig"]["rayVersion"].startswith(pinned + ".")
