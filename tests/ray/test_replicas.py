@@ -68,6 +68,42 @@ def test_streams_go_on_when_a_replica_is_killed_and_ray_places_another_one() -> 
     assert not [each for each in alive if "mmserve" in " ".join(each.cmdline())]
 
 
+def test_requests_go_elsewhere_while_a_replica_is_suspended() -> None:
+    """First its actor alone, whose server goes on to report, then that as well. Both times all have their answers
+    before it goes on, and before Ray notices, which takes 30 s."""
+    with _replicas("--replicas", "2") as stack:
+        expected = asyncio.run(answers_of(stack))
+        victim, _ = _actors(stack)
+        for processes in ([victim], [victim, *victim.children(recursive=True)]):
+            assert asyncio.run(answers_of(stack)) == expected  # Ray relies on what it has heard in the last 10 s
+            started_s = time.monotonic()
+            with _stopped(processes):
+                assert asyncio.run(asyncio.wait_for(answers_of(stack), 25)) == expected
+            print(f"all answers beside a suspended replica: {time.monotonic() - started_s:.1f} s")
+        assert front_metric(stack, "replicas") == 2
+
+
+@contextlib.contextmanager
+def _stopped(processes: list[psutil.Process]) -> Iterator[None]:
+    try:
+        for each in processes:
+            each.suspend()
+        yield
+    finally:
+        for each in processes:
+            each.resume()
+
+
+def test_no_place_is_kept_for_a_request_that_went_elsewhere_meanwhile() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.ray.reservations"], capture_output=True, text=True, timeout=150
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "placed elsewhere: 8" in ended.stdout
+    assert "left: 0" in ended.stdout
+    print(ended.stdout)
+
+
 def test_servers_end_while_nobody_asks_and_come_back() -> None:
     with _replicas("--replicas", "1", "--min-replicas", "0") as stack:
         expected = asyncio.run(answers_of(stack))
