@@ -101,7 +101,11 @@ def main() -> None:
         try:
             serve.start(proxy_location="Disabled")
             router = RequestRouterConfig(request_router_class=PictureRouter)
-            options: dict[str, Any] = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0}}
+            options: dict[str, Any] = {
+                "num_replicas": 2,
+                "max_ongoing_requests": 64,
+                "ray_actor_options": {"num_cpus": 0},
+            }
             bare = serve.deployment(Bare, name="Bare", request_router_config=router, **options)
             asyncio.run(_test(serve.run(bare.bind(), name="bare", route_prefix=None)))
         finally:
