@@ -71,10 +71,12 @@ async def _suspended(placement: RayPlacement) -> list[str]:
 
 
 async def _test(handle: Any) -> None:
-    placement = RayPlacement(handle, known, FrontMetrics(), (RayError, RayServeException, RequestCancelledError))
+    metrics = FrontMetrics()
+    placement = RayPlacement(handle, known, metrics, (RayError, RayServeException, RequestCancelledError))
     async with placement.reserved(_WANT, ()):  # Ray's router runs now, and knows both
         victim, _ = known.cluster.replicas
-    known.load(victim, Load(encode_s=9.0), time.monotonic())
+    for each in known.cluster.replicas:
+        known.load(each, Load(encode_s=9.0), time.monotonic())
     known.hold(victim, Holdings("pictures", 0, 0, (7,), snapshot=True))
     os.kill(int(victim), signal.SIGSTOP)
     started_s = time.monotonic()
@@ -84,6 +86,7 @@ async def _test(handle: Any) -> None:
     finally:
         os.kill(int(victim), signal.SIGCONT)
     print("placed elsewhere:", sum(each != victim for each in replicas), f"after {time.monotonic() - started_s:.1f} s")
+    print("silent:", metrics.value("failed_attempts", victim))
     await asyncio.to_thread(until, lambda: _counts() == [0, 0], timeout_s=30)
     print("left:", sum(_counts()), flush=True)
 

@@ -100,6 +100,7 @@ def test_no_place_is_kept_for_a_request_that_went_elsewhere_meanwhile() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert "placed elsewhere: 8" in ended.stdout
+    assert "silent: 8" in ended.stdout
     assert "left: 0" in ended.stdout
     print(ended.stdout)
 
