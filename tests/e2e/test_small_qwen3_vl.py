@@ -32,8 +32,6 @@ COSTS = {
     "grid transposed": "count",
     "patches by line": "count",
     "no DeepStack": "colour",
-    "spans exchanged": "colour of one",
-    "positions by cells": "side in the newest",
 }
 """The kind of question that loses most by each mistake."""
 

@@ -86,6 +86,7 @@ def test_a_capture_that_fails_leaves_the_current_stream_as_it_was(monkeypatch: p
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     made = Cuda()
     monkeypatch.setattr(torch, "cuda", made)
+    gc.freeze()  # each capture collects garbage, and need not look at what other tests keep
     return made
 
 
