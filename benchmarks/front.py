@@ -51,7 +51,7 @@ _REPLICAS = (50, 250, 1000)
 _INTERVAL_S = 0.25
 """Between two reports of a replica, as servers send them."""
 _NAMES = 2
-"""Of each kind that come and go with a report."""
+"""How many names of each kind a report adds, and how many it removes."""
 _HELD = 240
 _WARM_UP_S = 2.0
 

@@ -95,7 +95,7 @@ class _Server:
             self._answers[each.number].write(each, self._tokenizer)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A client that goes away does not end its request."""
+        """Answer one connection. A request goes on when its client disconnects."""
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
             head = parse(await reader.readuntil(b"\r\n\r\n"))
             if (head.method, head.target) == ("GET", "/health"):
