@@ -8,7 +8,7 @@ import { alert, say } from "../shared/status.ts";
 import { Answer } from "./answer.ts";
 import { bodyOf, OptionError, urlOf } from "./body.ts";
 import { type Conversation, type Message, type Picture, titleOf } from "./model.ts";
-import { change, ensureCurrent, cutAt, messagesIn, put, server } from "./state.ts";
+import { change, cutAt, ensureCurrent, knownServer, messagesIn, put } from "./state.ts";
 
 /** The first piece is shown at once, then what came in this time together. */
 const REDRAW_MS = 60;
@@ -79,7 +79,7 @@ async function stream(
   signal: AbortSignal,
   update: (changes: Partial<Message>, keep?: boolean) => void,
 ): Promise<void> {
-  const body = await bodyOf(server.value?.model ?? "", conversation.options, asked, urlOf);
+  const body = await bodyOf((await knownServer()).model, conversation.options, asked, urlOf);
   const response = await request("v1/chat/completions", body, signal);
   let drawn = 0;
   let kept = Date.now();

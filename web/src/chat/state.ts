@@ -32,15 +32,22 @@ export const messages = computed(() => (opened.get(currentId.value) ?? none).val
 
 export async function askServer(): Promise<void> {
   try {
-    server.value = await json<Server>("server_info");
+    await knownServer();
     serverError.value = "";
   } catch (error) {
     serverError.value = error instanceof Error ? error.message : String(error);
   }
 }
 
+/** What is known of the server, which is asked if it was not yet. Throws what it failed with. */
+export async function knownServer(): Promise<Server> {
+  return (server.value ??= await json<Server>("server_info"));
+}
+
 export async function start(): Promise<void> {
-  conversations.value = await database.allConversations();
+  const stored = await database.allConversations();
+  const begun = conversations.value; // Meanwhile: a person may ask before the database answers.
+  conversations.value = [...begun, ...stored.filter(({ id }) => !begun.some((one) => one.id === id))];
   await askServer();
 }
 
