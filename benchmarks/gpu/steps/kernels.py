@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 
 from benchmarks.gpu.checks import Checks, Figures, Settings
 from benchmarks.gpu.rates.device import device_of, exact_float32
@@ -12,7 +13,7 @@ def run(checks: Checks, settings: Settings) -> None:
     checks.run("imports", lambda: _imports(settings))
     if not checks.figures("imports"):
         return
-    from benchmarks.gpu.kernels import pictures, sampling
+    from benchmarks.gpu.kernels import pictures, resize, sampling
     from benchmarks.gpu.kernels.case import benches, compare
     from benchmarks.gpu.kernels.registry import KERNELS
 
@@ -24,7 +25,7 @@ def run(checks: Checks, settings: Settings) -> None:
                 checks.run(f"{kernel.name}, {bench.name}, {case.name}", partial(compare, bench, case))
     for name, rows, vocab in sampling.names(settings):
         checks.run(name, partial(sampling.compare, settings, rows, vocab))
-    for name, check in pictures.checks(settings):
+    for name, check in chain(pictures.checks(settings), resize.checks(settings)):
         checks.run(name, check)
 
 

@@ -22,6 +22,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
+from mmserve.model_backend.pictures.resize import PictureResize
 from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.model_backend.row_copies import RowCopies
@@ -105,6 +106,10 @@ class Platform(Protocol):
     def sampling(self) -> TokenSampling: ...
 
     def transfers(self) -> Transfers: ...
+
+    def picture_resize(self) -> PictureResize | None:
+        """None: pictures are resized before they come to this device. Tests it, so ask once a process."""
+        ...
 
     def choose_ways(self, ways: KernelWays) -> None:
         """Once the model is loaded: compute its products in the fastest way. At the first start this measures.

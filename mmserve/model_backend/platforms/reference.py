@@ -25,6 +25,7 @@ from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMe
 from mmserve.model_backend.layers.ops import Activation, Addend, FeedForward, GatedProduct, Ops, Product
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
+from mmserve.model_backend.pictures.resize import PictureResize
 from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.sampling import TokenSampling, TorchSampling
@@ -245,6 +246,9 @@ class TorchPlatform:
 
     def transfers(self) -> Transfers:
         return PlainTransfers(self.device)
+
+    def picture_resize(self) -> PictureResize | None:
+        return None
 
     def weight_copies(self) -> Copy:
         return plain_copy

@@ -20,6 +20,7 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
+from mmserve.model_backend.pictures.resize import PictureResize
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_triton, triton_attention
 from mmserve.model_backend.platforms.cuda.graphs.capture import CudaCapture
 from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
@@ -129,6 +130,13 @@ class CudaPlatform(TorchPlatform):
 
     def transfers(self) -> Transfers:
         return CudaTransfers(self.device)
+
+    def picture_resize(self) -> PictureResize | None:
+        if not offers_triton(self._attention, Gpu.of(self.device)):
+            return None
+        from mmserve.model_backend.platforms.cuda.picture_resize import working_resize
+
+        return working_resize(self.transfers())
 
     def weight_copies(self) -> Copy:
         return staged_copies(self.device)

@@ -2,7 +2,8 @@
 
 ``python -m tests.unit.model_backend.platforms.cuda.compiled CASE...`` prints a JSON list. A case is a JSON list: the
 compute capability as a number, then the fields of ``Case``, or "encoder", head size and dtype for a vision tower, or
-"rows", size and dtype for norms and gates, "experts" and a number of rows for a mixture, or "draw" for sampling.
+"rows", size and dtype for norms and gates, "experts" and a number of rows for a mixture, "draw" for sampling, or
+"resize" for pictures.
 This is a process of its own, because Triton's interpreter, in which the other tests run kernels, is chosen when Triton
 is imported.
 """
@@ -34,7 +35,7 @@ from mmserve.model_backend.attention.interface import (
 )
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 
-ENCODER, ROWS, EXPERTS, DRAW = "encoder", "rows", "experts", "draw"
+ENCODER, ROWS, EXPERTS, DRAW, RESIZE = "encoder", "rows", "experts", "draw", "resize"
 ADA = 89
 """The first with numbers in FP8."""
 SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
@@ -219,6 +220,19 @@ def compile_draw(capability: int) -> list[dict[str, Any]]:
     return [resources(kernel) | rounding(kernel) for kernel in kernels]
 
 
+def compile_resize(capability: int) -> list[dict[str, Any]]:
+    """Both passes over a picture."""
+    from PIL import Image
+
+    from mmserve.model_backend.platforms.cuda.picture_resize import TritonResize
+    from mmserve.model_backend.transfers import PlainTransfers
+
+    picture = torch.empty(1000, 1501, 3, dtype=torch.uint8)
+    with compiled_launches(capability) as kernels:
+        TritonResize(PlainTransfers(torch.device("cpu")))(picture, (1008, 672), Image.Resampling.BICUBIC)
+    return [resources(kernel) for kernel in kernels]
+
+
 def rounding(kernel: Any) -> dict[str, Any]:
     """Whether operations on floats are rounded together, and how many divisions are rounded as IEEE 754 says."""
     ptx = kernel.asm["ptx"]
@@ -240,6 +254,8 @@ def compile_any(case: list[Any]) -> list[dict[str, Any]]:
             return compile_experts(rows, capability)
         case [kind] if kind == DRAW:
             return compile_draw(capability)
+        case [kind] if kind == RESIZE:
+            return compile_resize(capability)
     return compile_case(Case(*case), capability)
 
 

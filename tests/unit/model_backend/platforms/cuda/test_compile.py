@@ -15,7 +15,7 @@ import pytest
 
 from mmserve.model_backend.platforms.cuda.attention.tiling import tiling_of
 from tests.unit.model_backend.platforms.cuda import compiled
-from tests.unit.model_backend.platforms.cuda.compiled import DRAW, ENCODER, EXPERTS, ROWS, SHARED_BYTES, Case
+from tests.unit.model_backend.platforms.cuda.compiled import DRAW, ENCODER, EXPERTS, RESIZE, ROWS, SHARED_BYTES, Case
 
 HOPPER = 90
 LLAMA = Case("bfloat16", 4, 8, 128)
@@ -27,6 +27,7 @@ FOR_HOPPER: list[list[Any]] = [
         *(LLAMA, WIDE, LLAMA._replace(kv_dtype="float8_e4m3fn"), (ENCODER, 80, "bfloat16")),
         *((ROWS, size, "bfloat16") for size in (4096, 16_384)),
         (DRAW,),
+        (RESIZE,),
     )
 ]
 OTHERS: dict[str, list[Any]] = {
@@ -54,12 +55,14 @@ def kernels() -> list[dict[str, dict[str, Any]]]:
 
 
 def test_for_hopper_nothing_spills_and_tiles_are_read_ahead(kernels: list[dict[str, dict[str, Any]]]) -> None:
-    *cases, short_cache, tower, rows, long_rows, draw = kernels[: len(FOR_HOPPER)]
+    *cases, short_cache, tower, rows, long_rows, draw, resize = kernels[: len(FOR_HOPPER)]
     assert set(draw) == {"draw_rows", "choose_rows"}
     for kernel in draw.values():
         assert not kernel["spilled_bytes"]
         assert not kernel["fused"]
         assert kernel["divisions"]
+    assert set(resize) == {"resample_lines", "resample_columns"}
+    assert not any(kernel["spilled_bytes"] or kernel["shared_bytes"] for kernel in resize.values())
     assert set(rows) == {*ROW_KERNELS, "quantize_rows", "quantize_normed_rows", "quantize_gated_rows"}
     assert not any(kernel["spilled_bytes"] for kernel in (*rows.values(), *long_rows.values()))
     for name in ("attend_splits", "prefill_tiles"):
