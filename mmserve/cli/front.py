@@ -30,6 +30,9 @@ def add_front(commands: Any) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks a free one")
     parser.add_argument("--allowed-hosts", default="", help="names in the Host header besides localhost and --host")
+    parser.add_argument(
+        "--allowed-origins", default="", help="sites whose pages may use it (CORS), with commas; *: any"
+    )
     parser.add_argument("--max-body-mb", type=float, default=64.0, help="largest request body, MiB")
     parser.add_argument("--body-budget-mb", type=float, default=1024.0, help="all bodies under way together, MiB")
     parser.add_argument("--max-connections", type=int, default=4096, help="open connections before 503 and a close")
@@ -52,7 +55,8 @@ def front(arguments: argparse.Namespace) -> int:
     options = FrontOptions(
         key=cluster_key.read(Path(arguments.cluster_key_file)),
         host=arguments.host,
-        allowed_hosts=tuple(each.strip() for each in arguments.allowed_hosts.split(",") if each.strip()),
+        allowed_hosts=_listed(arguments.allowed_hosts),
+        allowed_origins=_listed(arguments.allowed_origins),
         max_body_mb=arguments.max_body_mb,
         body_budget_mb=arguments.body_budget_mb,
         max_connections=arguments.max_connections,
@@ -71,3 +75,7 @@ def front(arguments: argparse.Namespace) -> int:
         lambda: print(f"mmserve: front is ready: {url_of(listener)}, for {len(replicas)} replicas", flush=True),
     )
     return 0
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(",") if each.strip())

@@ -8,8 +8,11 @@ from mmserve.config.options import OPTIONS, as_words
 from mmserve.runtime.errors import StartupError
 
 _OF_THE_FRONT = frozenset(
-    {"replicas", "min_replicas", "ray_address", "host", "port", "health_port", "allowed_hosts", "max_connections"}
-)
+    {
+        "replicas", "min_replicas", "ray_address", "host", "port", "health_port", "allowed_hosts", "allowed_origins",
+        "max_connections",
+    }
+)  # fmt: skip
 _SECRETS = frozenset({"api_key"})
 """Not on a command line, which every user of a machine sees."""
 
@@ -28,11 +31,14 @@ def serve_replicas(config: Config) -> int:
     environment = {} if config.api_key is None else {OPTIONS["api_key"].env: config.api_key}
     front = {
         "host": config.host,
-        "allowed_hosts": config.allowed_hosts,
+        "allowed_hosts": ("*",) if config.api_key or config.api_key_file else config.allowed_hosts,  # as one server
+        "allowed_origins": config.allowed_origins,
         "max_connections": config.max_connections,
         "max_body_mb": config.max_body_mb,
         "shutdown_timeout_s": config.shutdown_timeout,
     }
+    if config.body_budget_mb is not None:
+        front["body_budget_mb"] = config.body_budget_mb
     return run.serve_replicas(
         (config.replicas if config.min_replicas is None else config.min_replicas, config.replicas),
         options_of(config),

@@ -12,7 +12,6 @@ from pathlib import Path
 from fastapi import FastAPI
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -48,7 +47,7 @@ from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.body import read_body
-from mmserve.httpserver.http.browser_guard import BrowserGuard
+from mmserve.httpserver.http.browser_guard import BrowserGuard, with_cors
 from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.webui.files import WebFiles
@@ -107,7 +106,7 @@ def make_app(context: WorkerContext, endpoints: Mapping[str, Endpoint], batches:
         partial(takes_method, app.router),
         access_log=config.access_log,
     )
-    return _with_cors(guarded, config.allowed_origins) if config.allowed_origins else guarded
+    return with_cors(guarded, config.allowed_origins) if config.allowed_origins else guarded
 
 
 class _DirectRoutes:
@@ -128,17 +127,6 @@ class _DirectRoutes:
         scope["route"], endpoint = found  # the middleware counts by the route's path
         response = await endpoint(Request(scope, receive))
         await response(scope, receive, send)
-
-
-def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """Tells browsers that pages of these origins may send any header, an API key among them, and read the answers."""
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=("GET", "POST", "DELETE"),
-        allow_headers=("*",),
-        expose_headers=("x-request-id", "request-id", "retry-after"),
-    )
 
 
 def _generate_endpoint(context: WorkerContext, protocol: Protocol[ParsedRequest]) -> Endpoint:

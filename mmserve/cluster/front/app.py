@@ -23,7 +23,7 @@ from mmserve.httpserver.api.openai.responses.events.writer import error_event
 from mmserve.httpserver.api.response import SSE_DONE, sse_event
 from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.body import read_body
-from mmserve.httpserver.http.browser_guard import BrowserGuard
+from mmserve.httpserver.http.browser_guard import BrowserGuard, with_cors
 from mmserve.httpserver.http.disconnect import WhileConnected
 from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.runtime.byte_budget import ByteBudget
@@ -55,12 +55,13 @@ def make_app(
     bodies: ByteBudget,
     host: str,
     allowed_hosts: Sequence[str],
+    allowed_origins: Sequence[str],
 ) -> ASGIApp:
     """``bodies``: memory for the bodies of all requests under way; each is kept until its answer has ended."""
     front = _Front(attempts, namer, max_body_nbytes, bodies)
-    return RequestMiddleware(
-        front, ApiKeyAuth(()), BrowserGuard(host, allowed_hosts, ()), attempts.metrics, response_to, lambda scope: False
-    )
+    guard = BrowserGuard(host, allowed_hosts, allowed_origins)
+    guarded = RequestMiddleware(front, ApiKeyAuth(()), guard, attempts.metrics, response_to, lambda scope: False)
+    return with_cors(guarded, allowed_origins) if allowed_origins else guarded
 
 
 class _Front:

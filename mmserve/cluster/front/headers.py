@@ -54,14 +54,15 @@ def kept(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def forwarded_headers(headers: Headers, added: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    """A client's headers for a replica: without those of its connection and those that only fronts may send."""
+    """A client's headers for a replica: without those of its connection and those that only fronts may send. The front
+    has checked Origin beside the Host that the client knows; beside the replica's own it is a foreign one."""
     return [
         *(
             (name, value)
             for name, value in headers
             if name not in _HOP_BY_HOP
             and name not in added
-            and name not in (b"host", b"content-length", b"expect")
+            and name not in (b"host", b"origin", b"content-length", b"expect")
             and not name.startswith(_PRIVATE)
         ),
         *added.items(),

@@ -34,6 +34,7 @@ class FrontOptions:
     key: ClusterKey
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     max_body_mb: float = 64.0
     body_budget_mb: float = 1024.0
     max_connections: int = 4096
@@ -80,6 +81,7 @@ class Front:
             bodies=ByteBudget(int(options.body_budget_mb * MIB)),
             host=options.host,
             allowed_hosts=options.allowed_hosts,
+            allowed_origins=options.allowed_origins,
         )
         refusal = Unavailable(f"{options.max_connections} connections are open already (--max-connections)")
         limits = ConnectionLimits(max_connections=options.max_connections)

@@ -9,11 +9,13 @@ are for a server without keys, because a page has no key to send.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 
 from mmserve.runtime.errors import Forbidden, InvalidRequest, UnsupportedMediaType
 
@@ -65,6 +67,17 @@ class BrowserGuard:
             return False
         port = _DEFAULT_PORTS.get(scheme, "")
         return bool(port and host) and authority.removesuffix(port) == host.removesuffix(port)
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Tells browsers that pages of these origins may send any header, an API key among them, and read the answers."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "request-id", "retry-after"),
+    )
 
 
 def require_json(method: str, path: str, headers: Headers) -> None:

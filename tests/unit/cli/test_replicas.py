@@ -33,7 +33,7 @@ def test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets(monkeypa
         "host": "0.0.0.0",
         "api_key": "hunter2",
     }
-    more = {"max_num_seqs": "9", "web_ui": "false", "served_model_name": "a,b"}
+    more = {"max_num_seqs": "9", "web_ui": "false", "served_model_name": "a,b", "allowed_origins": "https://a.example"}
     assert serve_replicas(resolve(flags | more, {}, None)) == 7
     ((count, options, environment, front), named) = called[0]
     assert count == (1, 3)
@@ -41,14 +41,34 @@ def test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets(monkeypa
     assert sorted(options) == sorted(["--served-model-name", "a,b", "--max-num-seqs", "9", "--no-web-ui"])
     assert environment == {"MMSERVE_API_KEY": "hunter2"}
     assert front["host"] == "0.0.0.0"
+    assert front["allowed_origins"] == ("https://a.example",)
+    assert front["allowed_hosts"] == ("*",), "a server with a key answers to any name"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"allowed_hosts": "a.example"}, {"allowed_hosts": ("a.example",)}),
+        ({"body_budget_mb": "2048"}, {"body_budget_mb": 2048.0}),
+    ],
+)
+def test_the_front_has_what_was_asked_for(
+    flags: dict[str, str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    fake = SimpleNamespace(serve_replicas=lambda count, options, environment, front, **named: told.append(front))
+    monkeypatch.setitem(sys.modules, "mmserve.cluster.on_ray.run", fake)
+    monkeypatch.setattr(mmserve.cluster.on_ray, "run", fake, raising=False)
+    serve_replicas(resolve({"replicas": "2", **flags}, {}, None))
+    assert expected.items() <= told[0].items()
 
 
 def test_what_is_told_is_understood_again() -> None:
-    config = resolve({"replicas": "2", "max_body_mb": "12.5", "allowed_origins": "https://a.example"}, {}, None)
+    config = resolve({"replicas": "2", "max_body_mb": "12.5", "served_model_name": "a,b"}, {}, None)
     words = options_of(config)
     again = resolve({"max_body_mb": words[words.index("--max-body-mb") + 1]}, {}, None)
     assert again.max_body_mb == 12.5
-    assert words[words.index("--allowed-origins") + 1] == "https://a.example"
+    assert words[words.index("--served-model-name") + 1] == "a,b"
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,12 @@ import aiohttp
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from mmserve.cluster.front.metrics import FrontMetrics
+from mmserve.httpserver.api.errors import response_to
 from mmserve.httpserver.api.smallest_bodies import SMALLEST_BODIES
+from mmserve.httpserver.http.auth import ApiKeyAuth
+from mmserve.httpserver.http.browser_guard import BrowserGuard
+from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.messages.relay import RELAY_HEADER, SERVER_HEADER
 from tests.fakes.http_worker import run
 from tests.fakes.replicas import TEXT, Died, FakeReplica, front_of
@@ -211,6 +216,31 @@ def test_only_the_front_speaks_in_its_headers_and_the_clients_others_are_kept() 
             seen = replica.headers[0]
             assert (seen["authorization"], seen["x-request-id"]) == ("Bearer key", "mine")
             assert headers["x-request-id"] == "mine"
+
+    run(test)
+
+
+def _guarded(replica: FakeReplica) -> RequestMiddleware:
+    """With the checks of a server without API keys."""
+    guard = BrowserGuard("127.0.0.1", (), ())
+    return RequestMiddleware(replica, ApiKeyAuth(()), guard, FrontMetrics(), response_to, lambda scope: True)
+
+
+def test_pages_of_the_front_may_ask_and_those_of_other_sites_only_where_the_front_allows_them() -> None:
+    """A replica sees its own address as Host, so Origin would be foreign to it wherever the page is from."""
+
+    async def test() -> None:
+        allowed, other = "https://a.example", "https://b.example"
+        async with front_of(_guarded(FakeReplica())) as (url, _):
+            assert (await _post(url, {"stream": True}, origin=url))[:2] == (200, WHOLE)
+            assert (await _post(url, {"stream": True}, origin=allowed))[0] == 403
+        async with front_of(_guarded(FakeReplica()), allowed_origins=(allowed,)) as (url, _):
+            status, text, headers = await _post(url, {"stream": True}, origin=allowed)
+            assert (status, text, headers["access-control-allow-origin"]) == (200, WHOLE, allowed)
+            assert (await _post(url, {"stream": True}, origin=other))[0] == 403
+            asks = {"origin": allowed, "access-control-request-method": "POST"}
+            async with aiohttp.ClientSession() as session, session.options(url + CHAT, headers=asks) as answer:
+                assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, allowed)
 
     run(test)
 
