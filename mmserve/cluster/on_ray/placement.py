@@ -50,6 +50,8 @@ class RayPlacement:
             asked, selection = await self._place(want, failed, stack)
             replica, upstream = self._upstream(selection.replica_metadata)
             self._known.sent(asked)
+            if asked.choice is not None:
+                self._metrics.add("decisions", 1, asked.choice.reason)
             held = self._handle.dispatch(selection)
             try:
                 yield replica, upstream

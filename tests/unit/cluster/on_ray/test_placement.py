@@ -78,6 +78,7 @@ def test_a_request_leaves_a_replica_that_does_not_confirm_and_those_after_it_avo
         assert handle.given_up == 1
         assert metrics.value("failed_attempts", "a") == 1
         assert sum(handle.known.cluster.decisions.values()) == 3, "what was not sent there does not count"
+        assert sum(metrics.value("decisions", reason) for reason in ("held", "owner", "spread", "only")) == 3
 
     asyncio.run(test())
 
