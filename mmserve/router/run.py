@@ -128,7 +128,7 @@ def serve(
         output.send_all(replies)
         if reports is not None:
             reports.replied(replies)
-            reports.publish_due(scheduler.num_waiting, scheduler.num_running)
+            reports.publish_due(scheduler)
         encoders.send_all(scheduler.take_encoder_messages())
         report_state(scheduler, metrics)
         heartbeat.beat(busy=not scheduler.idle)

@@ -29,6 +29,15 @@ class Arena(Protocol):
     def take(self, stored: Callable[[Holdings], bool]) -> None: ...
 
 
+class Queue(Protocol):
+    """Implemented by scheduler.scheduler.Scheduler."""
+
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def full_at(self) -> int: ...
+
+
 class ReportFeed:
     """Called by the router's loop, which wakes up for heartbeats when it has nothing to do: so often, at least, fronts
     hear of the server. A front that has come or missed something is told everything."""
@@ -51,7 +60,7 @@ class ReportFeed:
         """See Reporter."""
         self._reporter.replied(replies)
 
-    def publish_due(self, num_waiting: int, num_running: int) -> None:
+    def publish_due(self, queue: Queue) -> None:
         """Send a report if it is time for one."""
         if (now_s := self._now()) < self._next_s:
             return
@@ -61,4 +70,4 @@ class ReportFeed:
         snapshot = self._is_asked and now_s >= self._next_snapshot_s
         if snapshot:
             self._is_asked, self._next_snapshot_s = False, now_s + _SNAPSHOT_S
-        self._publisher.publish(encoded(self._reporter.report(num_waiting, num_running, snapshot=snapshot)))
+        self._publisher.publish(encoded(self._reporter.report(queue.num_waiting, queue.full_at, snapshot=snapshot)))

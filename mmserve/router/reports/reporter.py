@@ -85,12 +85,13 @@ class Reporter:
             if reply.finish is not None:
                 self._ended(request, reply)
 
-    def report(self, num_waiting: int, num_running: int, *, snapshot: bool = False) -> Report:
-        """The next report. Of the scheduler: sequences that wait, and that run. ``snapshot``: with all that is held."""
+    def report(self, num_waiting: int, full_at: int, *, snapshot: bool = False) -> Report:
+        """The next report. Of the scheduler: sequences that wait, and those that run if they leave no room for others,
+        otherwise 0. ``snapshot``: with all that is held."""
         request_s = self._request_s.value / self._slots
         self._arena_s.value *= _FADES_TO
         load = Load(
-            wait_s=num_waiting * request_s if num_running >= self._slots else 0.0,
+            wait_s=num_waiting * self._request_s.value / full_at if full_at else 0.0,
             encoder_wait_s=self._arena_s.value + sum(self._unanswered.values()) * self._encode_s.value,
             in_flight=len(self._live),
             slots=self._slots,

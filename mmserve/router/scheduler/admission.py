@@ -40,6 +40,11 @@ class Admission:
         self._own_step_tokens = own_step_tokens
         self.kv_demand = KvDemandEstimator(kv)
 
+    @property
+    def waits_for_blocks(self) -> bool:
+        """True if a sequence that may start next had no room in the KV cache when it was looked at last."""
+        return any(sequence.num_frees_when_refused >= 0 for sequence in self._waiting.candidates())
+
     def enqueue(self, sequence: Sequence) -> None:
         """Queues a sequence that has arrived, or of which more images are encoded than before."""
         if not sequence.not_encoded or self._has_work(sequence, self._match(sequence).num_tokens):

@@ -115,6 +115,13 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def full_at(self) -> int:
+        """Running sequences, if no other one can start before one of them ends: for want of a slot, or of blocks of the
+        KV cache. 0: there is room."""
+        is_full = not self._running.has_free_slot or self._admission.waits_for_blocks
+        return len(self._running.sequences) if is_full else 0
+
+    @property
     def idle(self) -> bool:
         """True if nothing is in flight and ``schedule`` would return None, before the next message arrives."""
         return not (

@@ -95,19 +95,20 @@ def test_the_load_is_what_waits_and_what_work_has_cost() -> None:
     assert load.encoder_wait_s == pytest.approx(2 * 0.4)
     assert load.prefill_s == pytest.approx(0.01)
     assert load.wait_s == pytest.approx(3 * 2.0 / 4)
-    assert reporter.report(3, 2).load.wait_s == 0
+    assert reporter.report(3, 0).load.wait_s == 0
+    assert reporter.report(3, 2).load.wait_s == pytest.approx(3 * 2.0 / 2), "fewer than the slots, for want of memory"
 
 
 def test_pictures_that_waited_for_room_in_the_arena_are_a_wait_until_none_comes_any_more() -> None:
     """Such requests are in no queue of the router, and few of them are in flight."""
     reporter = _Router().reporter
     reporter.received([msgspec.structs.replace(_request("a", pictures=(7,)), arena_s=3.0)])
-    waits = [reporter.report(0, 1).load.encoder_wait_s for _ in range(100)]
+    waits = [reporter.report(0, 0).load.encoder_wait_s for _ in range(100)]
     assert 2.5 < waits[0] <= 3.0
     assert waits == sorted(waits, reverse=True)
     assert waits[-1] < 0.05
     reporter.received([msgspec.structs.replace(_request("b", pictures=(8,)), arena_s=3.0, attempt=1)])
-    assert reporter.report(0, 1).load.encoder_wait_s < 0.05, "counted with its first attempt"
+    assert reporter.report(0, 0).load.encoder_wait_s < 0.05, "counted with its first attempt"
 
 
 def test_an_attempt_that_was_replaced_and_an_aborted_request_hold_nothing() -> None:

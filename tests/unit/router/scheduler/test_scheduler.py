@@ -422,6 +422,20 @@ def test_sequences_of_known_output_length_are_never_preempted() -> None:
     assert not engine.metrics["num_preemptions"]
 
 
+def test_it_is_full_where_slots_or_blocks_are_missing_until_nothing_waits_for_them() -> None:
+    for num_blocks, max_num_seqs in ((8, 8), (64, 2)):
+        engine = Engine(num_blocks=num_blocks, max_num_seqs=max_num_seqs)
+        for name in range(5):
+            assert engine.scheduler.full_at == 0
+            engine.scheduler.receive(request(str(name), [name, *range(100, 120)], max_tokens=30))
+        for _ in range(3):
+            engine.run_step()
+        assert engine.scheduler.num_waiting
+        assert 0 < engine.scheduler.full_at == engine.scheduler.num_running <= max_num_seqs
+        engine.run()
+        assert engine.scheduler.full_at == 0
+
+
 def test_an_abort_ends_running_and_waiting_sequences_between_steps() -> None:
     engine = Engine(max_num_seqs=1)
     engine.scheduler.receive(request("running", PROMPT, max_tokens=500))
