@@ -51,7 +51,7 @@ class Node:
         with contextlib.ExitStack() as stack:
             key_file = stack.enter_context(_file_in_memory(written(self._key.secret)))
             host = host or _address()
-            self._id = f"{socket.gethostname()}-{stack.enter_context(_place())}"
+            self._id = stack.enter_context(_place(host))
             self._reports = f"tcp://{host}:{_free_port(host)}"
             fixed = ("--host", host, "--port", "0", "--health-port", "0", "--reports-endpoint", self._reports)
             server = stack.enter_context(_server([*options, *fixed, "--cluster-key-file", key_file], environment))
@@ -110,8 +110,9 @@ def _file_in_memory(content: bytes) -> Any:
 
 
 @contextlib.contextmanager
-def _place() -> Any:
-    """A number that no other replica of this machine has, as small as there is: after a restart it is the same one."""
+def _place(address: str) -> Any:
+    """Names this replica: by the machine's address, which no other one of the cluster has as it may have its name, and
+    the smallest number that no other replica here has. So the name is the same one after a restart."""
     directory = Path(tempfile.gettempdir()) / f"mmserve-places-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if (found := directory.lstat()).st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
@@ -122,7 +123,7 @@ def _place() -> Any:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            yield number
+            yield f"{address}-{number}"
             return
     raise RuntimeError(f"this machine has {_MAX_PLACES} replicas already")
 

@@ -45,3 +45,15 @@ def test_a_server_has_the_gpus_that_ray_gave_its_actor(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with node._server(["--model", "llava"], {"MMSERVE_API_KEY": "k"}) as server:
         assert server.url == "http://gpu-5-threads-of-its-own-key-k"
+
+
+def test_replicas_are_named_by_addresses_as_machines_may_have_one_name_and_get_their_names_again(
+    node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.tempfile, "gettempdir", lambda: str(tmp_path))
+    with node._place("10.0.0.1") as first, node._place("10.0.0.1") as second:
+        assert first != second
+    with node._place("10.0.0.2") as other:
+        assert other != first
+    with node._place("10.0.0.1") as again:
+        assert again == first
