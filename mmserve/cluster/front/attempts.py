@@ -37,6 +37,7 @@ _LONGEST_TURN_S = 5.0
 """A replica that has not answered by then does so at its own pace."""
 _UNAVAILABLE, _MISDIRECTED = 503, Misdirected.status
 _REFUSALS = (429, _UNAVAILABLE, _MISDIRECTED)
+_NOT_HERE = 404
 _LOST_RETRY_AFTER_S = 1.0
 
 
@@ -57,6 +58,8 @@ class ForwardedRequest:
     event_of: Callable[[MmserveError, int], bytes]
     kept: Kept
     repeats: bool
+    names_stored: bool = False
+    """It names a response, file or batch that one of the replicas may have."""
     request_id: str = field(default_factory=new_request_id)
     """What the ids of the answer are made from, by which responses are stored: never a client's own."""
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -94,6 +97,8 @@ class _Attempt:
         self._send = send
         self._failed: list[str] = []
         self._refusal: tuple[int, Headers, bytes] | None = None
+        self._refused_with = 0
+        """By the last replica that did."""
         self._progress = Progress()
         self._numbers = ""
         """Digest of the replica that has begun the stream."""
@@ -160,7 +165,7 @@ class _Attempt:
 
     def _refused_for_now(self) -> bool:
         """True if the replica takes nothing now: it ends, or starts."""
-        return self._refusal is not None and self._refusal[0] == _UNAVAILABLE
+        return self._refused_with == _UNAVAILABLE
 
     async def _try(self, upstream: Upstream) -> bool:
         """False if the replica refuses."""
@@ -169,8 +174,11 @@ class _Attempt:
         sent_headers = [*request.headers, *headers]
         answer = await upstream.send(request.method, request.target, sent_headers, [request.body, tail])
         try:
-            if answer.status in _REFUSALS:
-                self._refusal = (answer.status, answer.headers, await self._whole(answer))
+            if answer.status in _REFUSALS or (answer.status == _NOT_HERE and request.names_stored):
+                self._refused_with = answer.status
+                refusal = answer.status, answer.headers, await self._whole(answer)
+                if self._refusal is None or answer.status != _NOT_HERE:  # one that was busy may have it
+                    self._refusal = refusal
                 return False
             self._learn(answer.headers)
             if answer.status == 200 and request.generates and is_stream(answer.headers):

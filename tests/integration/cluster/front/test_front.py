@@ -263,6 +263,30 @@ def test_other_paths_are_forwarded_and_what_may_act_is_not_sent_twice() -> None:
     run(test)
 
 
+def test_what_is_stored_is_found_wherever_it_is() -> None:
+    async def test() -> None:
+        paths = ("/v1/responses/r1", "/v1/files/f1/content", "/v1/batches/b1")
+        async with front_of(*(FakeReplica(status=404) for _ in range(3)), FakeReplica()) as (url, front):
+            async with aiohttp.ClientSession() as session:
+                for path in paths * 3:
+                    async with session.get(url + path) as answer:
+                        assert await answer.json() == {"path": path}
+            assert (await _post(url, {"input_file_id": "f1"}, "/v1/batches"))[0] == 200
+            body = {"stream": True, "previous_response_id": "r1"}
+            assert (await _post(url, body, "/v1/responses"))[:2] == (200, WHOLE)
+            assert not front.metrics.value("failed_attempts", "replica0")
+        missing, busy, other = FakeReplica(status=404), FakeReplica(status=503), FakeReplica()
+        for replicas, expected in (((missing, missing), 404), ((missing, busy), 503)):
+            async with front_of(*replicas) as (url, _):
+                assert (await _post(url, {}, "/v1/batches/b1/cancel"))[0] == expected
+        async with front_of(missing, other) as (url, _):
+            while not missing.paths or missing.paths[-1] != CHAT:
+                status, _, _ = await _post(url, {})
+            assert status == 404, "a model that is not served is asked for once"
+
+    run(test)
+
+
 def test_what_only_asks_is_asked_elsewhere_whatever_its_path() -> None:
     async def test() -> None:
         for path in SMALLEST_BODIES:
