@@ -13,7 +13,6 @@ from mmserve.cache_server.entry_store import EmbeddingChange
 from mmserve.config.config import Config
 from mmserve.config.event_options import replay_endpoint_of
 from mmserve.config.fields import EventFormat
-from mmserve.ipc.events.numbers import BATCHES_OF_A_START
 from mmserve.ipc.events.publisher import Publisher
 from mmserve.runtime.byte_budget import MIB
 
@@ -61,15 +60,12 @@ class Publishes(Protocol):
 
 
 class EmbeddingFeed:
-    """``incarnation``: number of earlier starts of the cache server. ``form``: as that of KV events. ``now``: seconds
-    since 1970."""
+    """``form``: as that of KV events. ``now``: seconds since 1970."""
 
-    def __init__(
-        self, publisher: Publishes, incarnation: int, form: EventFormat, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, publisher: Publishes, form: EventFormat, now: Callable[[], float] = time.time) -> None:
         self._publisher = publisher
         self._form = form
-        self._number = incarnation * BATCHES_OF_A_START
+        self._number = 0
         self._now = now
         self._publish([AllEmbeddingsCleared()])
 
@@ -90,7 +86,7 @@ def _event(key: bytes, num_tokens: int) -> Event:
 
 
 @contextmanager
-def publishing(config: Config, incarnation: int) -> Iterator[EmbeddingFeed | None]:
+def publishing(config: Config) -> Iterator[EmbeddingFeed | None]:
     """None without --embedding-events-endpoint. Raises StartupError."""
     endpoint = config.embedding_events_endpoint
     if endpoint is None:
@@ -99,4 +95,4 @@ def publishing(config: Config, incarnation: int) -> Iterator[EmbeddingFeed | Non
     topic = (config.kv_events_topic or "").replace("kv@", "mm@", 1)
     nbytes = int(config.kv_events_buffer_mb * MIB)
     with Publisher(endpoint, replay_endpoint_of(endpoint), topic, nbytes, what="embedding") as publisher:
-        yield EmbeddingFeed(publisher, incarnation, config.kv_events_format)
+        yield EmbeddingFeed(publisher, config.kv_events_format)

@@ -68,7 +68,7 @@ def run(process: Process) -> None:
     reported: set[tuple[str, str]] = set()
     try:
         with (
-            publishing(process.deployment.config, process.incarnation) as feed,
+            publishing(process.deployment.config) as feed,
             _telling_router(process) as stored_keys,
             _serving_drawing(process, table, process.arena.nbytes),
             serving(table, process.endpoints) as wait,

@@ -156,7 +156,7 @@ def _feed(process: Process, publisher: Publisher, block_tokens: int) -> EventFee
     """Tells that the cache is empty, as it is after every start."""
     recorder = BlockRecorder(block_tokens, process.deployment.model.image_token_id or 0)
     form = process.deployment.config.kv_events_format
-    return EventFeed(publisher, recorder, form, process.incarnation)
+    return EventFeed(publisher, recorder, form)
 
 
 def _report_publisher(config: Config) -> ReportPublisher:

@@ -1,4 +1,8 @@
-"""The frame with a batch's number. Pure."""
+"""The frame with a batch's number. Pure.
+
+Each start of a publisher begins with 0, as vLLM's does: llm-d takes a number that goes back for a restart, and asks for
+a replay from 0, which it believes only if that begins with 0.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,6 @@ import struct
 
 _NUMBER = struct.Struct(">q")
 END_OF_REPLAY = _NUMBER.pack(-1)
-BATCHES_OF_A_START = 1 << 40
-"""More than a process publishes. The numbers of a restarted one begin above those of the one before, so every
-subscriber sees a gap and asks for what it lacks, which begins with an event that says that nothing is held."""
 
 
 def number_bytes(number: int) -> bytes:

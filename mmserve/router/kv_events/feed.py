@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 from mmserve.config.fields import EventFormat
-from mmserve.ipc.events.numbers import BATCHES_OF_A_START
 from mmserve.ipc.events.publisher import Publisher
 from mmserve.router.kv_events.recorder import BlockRecorder
 from mmserve.router.kv_events.wire import AllBlocksCleared, Event, encode
@@ -20,15 +19,14 @@ class EventFeed:
         publisher: Publisher,
         recorder: BlockRecorder,
         form: EventFormat,
-        incarnation: int,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``incarnation``: number of earlier starts of the engine. ``now``: seconds since 1970."""
+        """``now``: seconds since 1970."""
         self.recorder = recorder
         self._publisher = publisher
         self._form = form
         self._now = now
-        self._number = incarnation * BATCHES_OF_A_START
+        self._number = 0
         self._publish([AllBlocksCleared()])
 
     def planned(self) -> None:

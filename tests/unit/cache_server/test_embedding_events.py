@@ -24,7 +24,7 @@ class _Published:
 def test_an_embedding_is_told_when_it_is_complete_and_when_it_has_gone() -> None:
     bench, published = _Bench(2), _Published()
     bench.table.follow_embeddings()
-    feed = EmbeddingFeed(published, 3, "map", lambda: 5.0)
+    feed = EmbeddingFeed(published, "map", lambda: 5.0)
     bench.encoded("cat")
     feed.publish(bench.table.take_embedding_changes())
     feed.publish(bench.table.take_embedding_changes())
@@ -35,12 +35,12 @@ def test_an_embedding_is_told_when_it_is_complete_and_when_it_has_gone() -> None
     bench.encoded("bird", "cow")
     feed.publish(bench.table.take_embedding_changes())
     keys = {name: item(name).key.hex() for name in ("cat", "bird", "cow")}
-    first, start = 3 << 40, [{"type": "AllEmbeddingsCleared"}]
+    start = [{"type": "AllEmbeddingsCleared"}]
     stored = {name: {"type": "EmbeddingStored", "key": key, "tokens": 4} for name, key in keys.items()}
     removed = {name: {"type": "EmbeddingRemoved", "key": key} for name, key in keys.items()}
-    assert published.batches[:2] == [(first, start), (first + 1, [stored["cat"]])]
+    assert published.batches[:2] == [(0, start), (1, [stored["cat"]])]
     ((number, events),) = published.batches[2:]
-    assert number == first + 2
+    assert number == 2
     assert [event for event in events if event["type"] == "EmbeddingStored"] == [stored["bird"], stored["cow"]]
     assert removed["cat"] in events
     assert bench.table.look_up(item("cow")).state == "embedding"
@@ -48,7 +48,7 @@ def test_an_embedding_is_told_when_it_is_complete_and_when_it_has_gone() -> None
 
 def test_each_event_is_an_array_for_subscribers_that_read_no_maps() -> None:
     published = _Published()
-    feed = EmbeddingFeed(published, 0, "array", lambda: 5.0)
+    feed = EmbeddingFeed(published, "array", lambda: 5.0)
     feed.publish([(b"\x0a\x0b", 4), (b"\x0a\x0b", 0)])
     assert published.batches == [
         (0, [["AllEmbeddingsCleared"]]),
