@@ -66,3 +66,21 @@ def test_the_picker_asks_for_metrics_that_servers_have(objects: dict[str, Object
     for name in asked:
         assert name.removeprefix("mmserve:") in there, name
     assert plugins["metrics-data-source"]["path"] == "/metrics"
+
+
+def test_llm_d_listens_where_servers_publish_and_scores_with_plugins_that_are_there() -> None:
+    found = blocks_of((ROOT / "docs/scale.md").read_text(), "docs/scale.md")
+    (code,) = [block.code for block in found if "precise-prefix-cache-producer" in block.code]
+    config = yaml.safe_load(code)
+    parsed, unknown = cli._parser().parse_known_args(["serve", *config["args"]])
+    assert not unknown
+    plugins = {each["type"]: each.get("parameters", {}) for each in config["plugins"]}
+    precise = plugins["precise-prefix-cache-producer"]["kvEventsConfig"]
+    ports = precise["podDiscoveryConfig"]
+    assert parsed.kv_events_endpoint == f"tcp://*:{ports['socketPort']}"
+    assert parsed.kv_events_replay_endpoint == f"tcp://*:{ports['replaySocketPort']}"
+    assert parsed.kv_events_topic.startswith(precise["topicFilter"])
+    assert parsed.kv_events_topic.endswith(f"@{plugins['token-producer']['modelName']}")
+    assert plugins["prefix-cache-scorer"]["prefixMatchInfoProducerName"] in plugins
+    (profile,) = config["schedulingProfiles"]
+    assert {each["pluginRef"] for each in profile["plugins"]} <= plugins.keys()
