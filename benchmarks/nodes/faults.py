@@ -26,6 +26,7 @@ _OPTIONS = ("--kv-cache-gb", "0.2", "--mm-cache-gb", "0.05", "--cpu-threads", "1
 _FRONT_PORTS = (8101, 8102)
 _CLIENTS, _BODIES, _TOKENS = 12, 23, 160
 _WARMING_S, _BEFORE_S, _LASTS_S, _AFTER_S, _RECOVERS_S = 1.0, 5.0, 10.0, 5.0, 60.0
+_LOSS = 0.02
 _AWAY_S = 1.0
 """Until a service manager starts what was killed."""
 _LOOK_S = 0.1
@@ -83,9 +84,15 @@ def _partition(stage: Stage) -> None:
 
 
 def _slow(stage: Stage) -> None:
-    stage.network.delay(_VICTIM, 100)
+    stage.network.disturb(_VICTIM, milliseconds=100)
     time.sleep(_LASTS_S)
-    stage.network.delay(_VICTIM, 0)
+    stage.network.disturb(_VICTIM)
+
+
+def _lossy(stage: Stage) -> None:
+    stage.network.disturb(_VICTIM, loss=_LOSS)
+    time.sleep(_LASTS_S)
+    stage.network.disturb(_VICTIM)
 
 
 def _full_disk(stage: Stage) -> None:
@@ -111,6 +118,7 @@ EVENTS: dict[str, Begin] = {
     "front": _kill_front,
     "partition": _partition,
     "slow": _slow,
+    "lossy": _lossy,
     "disk": _full_disk,
     "suspended": _suspended,
 }
@@ -120,6 +128,7 @@ TITLES = {
     "front": "kill -9 of one of two fronts, started again 1 s later",
     "partition": "a node's cable pulled for 10 s",
     "slow": "100 ms each way to a node for 10 s",
+    "lossy": f"{_LOSS:.0%} of the packets to and from a node lost for 10 s",
     "disk": "a node's disk full for 10 s",
     "suspended": "a node's processes suspended (SIGSTOP) for 10 s",
 }

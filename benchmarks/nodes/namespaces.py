@@ -64,15 +64,16 @@ class Network:
         """Pull the node's cable, or put it in again. Nobody gets any word of it."""
         _ip("-n", self._name, "link", "set", f"v{node}", "up" if connected else "down")
 
-    def delay(self, node: int, milliseconds: float) -> None:
-        """Of each direction, from now on. For those in ``delayed``."""
+    def disturb(self, node: int, *, milliseconds: float = 0.0, loss: float = 0.0) -> None:
+        """Delay of each direction, and the share of its packets that is lost, from now on. For those in ``delayed``."""
         if (relay := self._relays.get(node)) is None:
             for namespace, device in ((self._name, f"v{node}"), (self._of(node), "eth0")):
                 words = ("qdisc", "replace", "dev", device, "root", "netem", "delay", f"{milliseconds:g}ms")
-                subprocess.run(["tc", "-n", namespace, *words], check=True, capture_output=True)
+                lost = ("loss", f"{100 * loss:g}%")
+                subprocess.run(["tc", "-n", namespace, *words, *lost], check=True, capture_output=True)
         else:
             assert relay.stdin is not None
-            relay.stdin.write(f"delay {milliseconds:g}\n")
+            relay.stdin.write(f"delay {milliseconds:g} loss {loss:g}\n")
             relay.stdin.flush()
 
     def from_switch(self) -> contextlib.AbstractContextManager[None]:

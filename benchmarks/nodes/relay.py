@@ -1,9 +1,10 @@
-"""A cable with a delay, for kernels without netem: two TAP devices in two network namespaces, and this process between.
+"""A cable with delay and loss, for kernels without netem: two TAP devices in two network namespaces, this process
+between them.
 
     python -m benchmarks.nodes.relay NAMESPACE INTERFACE NAMESPACE INTERFACE
 
-Says ``ready``; then reads ``delay MILLISECONDS`` from stdin, and ends with it. Frames stay in order. Nothing that is
-measured as throughput may go through it: it is one Python process.
+Says ``ready``; then reads ``delay MILLISECONDS`` and ``loss SHARE`` from stdin, and ends with it. Frames stay in order.
+Nothing that is measured as throughput may go through it: it is one Python process.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import fcntl
 import heapq
 import os
+import random
 import select
 import struct
 import sys
@@ -31,18 +33,31 @@ def _tap(namespace: str, name: str) -> int:
     return tap
 
 
-class _Cable:
+class Cable:
+    """Between two descriptors, each of which is read and written in whole frames."""
+
     def __init__(self, one: int, other: int) -> None:
         self._other = {one: other, other: one}
         self._last_s = {one: 0.0, other: 0.0}
         self._queue: list[tuple[float, int, int, bytes]] = []
         self._count = 0
-        self.delay_s = 0.0
+        self._random = random.Random(1)
+        self.delay_s = self.loss = 0.0
+
+    def set(self, words: list[bytes]) -> None:
+        """Names and values, as they are read from stdin."""
+        for name, value in zip(words[::2], words[1::2], strict=True):
+            if name == b"delay":
+                self.delay_s = float(value) / 1e3
+            else:
+                self.loss = float(value)
 
     def take(self, end: int) -> None:
         """All frames that have come at this end."""
         try:
             while frame := os.read(end, _FRAME_NBYTES):
+                if self._random.random() < self.loss:
+                    continue
                 self._last_s[end] = max(self._last_s[end], time.monotonic() + self.delay_s)
                 self._count += 1
                 heapq.heappush(self._queue, (self._last_s[end], self._count, self._other[end], frame))
@@ -60,7 +75,7 @@ class _Cable:
 
 def main() -> None:
     ends = _tap(*sys.argv[1:3]), _tap(*sys.argv[3:5])
-    cable, poll = _Cable(*ends), select.poll()
+    cable, poll = Cable(*ends), select.poll()
     for descriptor in (*ends, _STDIN):
         poll.register(descriptor, select.POLLIN)
     print("ready", flush=True)
@@ -69,7 +84,7 @@ def main() -> None:
             if descriptor != _STDIN:
                 cable.take(descriptor)
             elif words := os.read(_STDIN, 200).split():
-                cable.delay_s = float(words[1]) / 1e3
+                cable.set(words)
             else:
                 return
 

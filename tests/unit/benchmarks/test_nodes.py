@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from benchmarks.nodes import cluster as nodes
 from benchmarks.nodes.namespaces import Network
+from benchmarks.nodes.relay import Cable
 from benchmarks.nodes.rules import ByChance
 from benchmarks.nodes.workload import streams, zipf_bodies
 from mmserve.cluster.scale.policy import Want
@@ -65,3 +67,22 @@ def test_a_node_that_does_not_start_leaves_no_other_behind(monkeypatch: pytest.M
     with pytest.raises(TimeoutError), nodes.cluster(Network(2), tmp_path, 2):
         pass
     assert events == ["up", "down"]
+
+
+def test_a_cable_loses_the_share_of_frames_that_was_asked_for_and_keeps_the_order() -> None:
+    (one, far), (other, farther) = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    with one, far, other, farther:
+        for each in (one, other, farther):
+            each.setblocking(False)
+        cable = Cable(one.fileno(), other.fileno())
+        for loss, expected in ((0.0, range(200, 201)), (0.3, range(100, 180)), (1.0, range(1))):
+            cable.set(f"delay 0 loss {loss}".encode().split())
+            arrived = []
+            for number in range(200):
+                far.send(bytes([number]))
+                cable.take(one.fileno())
+                cable.deliver()
+                with contextlib.suppress(BlockingIOError):
+                    arrived.append(farther.recv(10)[0])
+            assert len(arrived) in expected
+            assert arrived == sorted(arrived)
