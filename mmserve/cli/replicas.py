@@ -46,6 +46,8 @@ def serve_replicas(config: Config) -> int:
         front,
         port=config.port,
         address=config.ray_address,
+        device=config.device,
+        tp=config.tp,
     )
 
 

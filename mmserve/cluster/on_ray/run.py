@@ -16,6 +16,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from mmserve.cluster.on_ray.apps import FRONT, front_app, nodes_app
 from mmserve.cluster.on_ray.front import NODES_APP
+from mmserve.cluster.on_ray.gpus import gpus_of_each
+from mmserve.config.fields import Device
 from mmserve.ipc.cluster_key import new_secret
 from mmserve.runtime.errors import StartupError
 
@@ -35,19 +37,23 @@ def serve_replicas(
     *,
     port: int,
     address: str | None,
+    device: Device,
+    tp: int,
 ) -> int:
     """Serve until SIGTERM or SIGINT. ``count``: the fewest and the most servers. ``options``: of each one.
-    ``front``: fields of FrontOptions. ``address``: of Ray; None: start one here."""
+    ``front``: fields of FrontOptions. ``address``: of Ray; None: start one here. ``device`` and ``tp``: as in
+    ``options``."""
     stop = _Stop()
     with tempfile.TemporaryDirectory(prefix="mmserve-ray-") as directory, contextlib.ExitStack() as stack:
         stack.callback(ray.shutdown)
         with contextlib.suppress(_Stopped), stop.at_once():
             _start_ray(address, directory)
+            gpus = gpus_of_each(device, tp, max(1, count[0]), ray.cluster_resources().get("GPU", 0.0))
             stop.listen()  # after Ray, whose own handlers end this process while it starts
             serve.start(proxy_location="Disabled")
             stack.callback(_end_serve, own=address is None)
             host = "127.0.0.1" if address is None else ""  # one machine: nobody else need reach the servers
-            _deploy(count, options, environment, host, front, port)
+            _deploy(count, options, environment, host, front, port, gpus)
             stop.wait()
     return 0
 
@@ -100,10 +106,12 @@ def _deploy(
     host: str,
     front: Mapping[str, Any],
     port: int,
+    gpus: int,
 ) -> None:
     secret = new_secret().hex()
+    deployment = {**_scale(*count), "ray_actor_options": {"num_cpus": 0, "num_gpus": gpus}}
     try:
-        serve.run(nodes_app(options, secret, environment, host, **_scale(*count)), name=NODES_APP, route_prefix=None)
+        serve.run(nodes_app(options, secret, environment, host, **deployment), name=NODES_APP, route_prefix=None)
         serve.run(front_app(port, secret, front), name=FRONT_APP, route_prefix=None)
     except RuntimeError as error:
         raise StartupError(f"the replicas did not start: {error}") from None

@@ -37,7 +37,7 @@ def test_servers_get_the_options_that_are_not_the_fronts_and_no_secrets(monkeypa
     assert serve_replicas(resolve(flags | more, {}, None)) == 7
     ((count, options, environment, front), named) = called[0]
     assert count == (1, 3)
-    assert named == {"port": 81, "address": "auto"}
+    assert named == {"port": 81, "address": "auto", "device": "auto", "tp": 1}
     assert sorted(options) == sorted(["--served-model-name", "a,b", "--max-num-seqs", "9", "--no-web-ui"])
     assert environment == {"MMSERVE_API_KEY": "hunter2"}
     assert front["host"] == "0.0.0.0"
