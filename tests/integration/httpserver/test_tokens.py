@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.fakes.http_services import EOS, IMAGE_TOKENS, VOCAB
+from mmserve.httpserver.call import MediaItem
+from tests.fakes.http_services import EOS, IMAGE_TOKENS, VOCAB, StubMedia
 from tests.fakes.http_worker import Worker, http_worker, run
+from tests.integration.httpserver.test_anthropic import SEEN
 from tests.integration.httpserver.test_chat import PICTURE
+from tests.integration.httpserver.test_responses import PICTURE as SHOWN
 
 
 async def post(worker: Worker, path: str, body: dict[str, Any]) -> httpx2.Response:
@@ -94,6 +99,40 @@ def test_a_worker_that_is_not_ready_or_full_refuses_and_keys_are_asked_for() -> 
                 assert (await post(worker, path, {"prompt": "a"})).status_code == 401
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    "path", ["/tokenize", "/v1/chat/completions/render", "/v1/messages/count_tokens", "/v1/responses/input_tokens"]
+)
+def test_who_looks_at_a_prompt_uses_the_salt_of_its_own_key(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys").write_text("alice secret-a\nbob secret-b\n")
+    read, salts = StubMedia.read, list[str]()
+
+    async def noted(self: StubMedia, refs: Sequence[Any], cache_salt: str, processing: Any) -> list[MediaItem]:
+        salts.append(cache_salt)
+        return await read(self, refs, cache_salt, processing)
+
+    monkeypatch.setattr(StubMedia, "read", noted)
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages/count_tokens": {"messages": SEEN},
+        "/v1/responses/input_tokens": {"input": [SHOWN]},
+    }
+    body = {"model": "stub", **bodies.get(path, {"messages": PICTURE})}
+
+    async def test() -> None:
+        async with (
+            http_worker(api_key_file=str(tmp_path / "keys")) as worker,
+            httpx2.AsyncClient(base_url=worker.url, timeout=20) as http,
+        ):
+            for key in ("secret-a", "secret-b"):
+                answer = await http.post(path, json=body, headers={"authorization": f"Bearer {key}"})
+                assert answer.status_code == 200
+            await worker.idle()
+
+    run(test)
+    assert len({*salts, ""}) == 3
 
 
 def test_what_a_worker_tells_of_itself() -> None:

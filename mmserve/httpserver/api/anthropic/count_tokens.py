@@ -21,7 +21,7 @@ def count_routes(context: WorkerContext) -> APIRouter:
 
     async def count_tokens(request: Request) -> Response:
         async with admitted(context, COUNT_TOKENS, request) as (parsed, resources):
-            call = decode_small_images(parsed.call)
+            call = decode_small_images(context.tenants.own(parsed.call, request.scope["state"]["key"]))
             del parsed  # its call refers to the body
             resources.hold(kept_nbytes(call))
             count = TokenCount(sum(map(len, (await context.path.token_ids(call, resources)).ids)))

@@ -170,8 +170,9 @@ def stored_routes(context: WorkerContext) -> APIRouter:
 
     async def input_tokens(request: Request) -> Response:
         async with admitted(context, INPUT_TOKENS, request) as (parsed, resources):
-            parsed = await with_history(parsed, responses, request.scope["state"]["key"], resources)
-            call = decode_small_images(parsed.call)
+            owner = request.scope["state"]["key"]
+            parsed = await with_history(parsed, responses, owner, resources)
+            call = decode_small_images(context.tenants.own(parsed.call, owner))
             del parsed  # its call refers to the body
             resources.hold(kept_nbytes(call))
             count = InputTokens(sum(map(len, (await context.path.token_ids(call, resources)).ids)))
