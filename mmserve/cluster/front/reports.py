@@ -22,6 +22,8 @@ _UNREAD_REPORTS = 100
 _RECONNECT_MS, _MAX_RECONNECT_MS = 100, 2000
 _ASK_S = 1.0
 """Between two questions for a snapshot. Until one has come, each report says again that something is missing."""
+_AGAIN_S = 1.0
+"""Until a connection is tried again that could not be made, as without a free descriptor."""
 logger = logging.getLogger(__name__)
 
 
@@ -66,6 +68,16 @@ class ReportListener:
         self._context.term()  # blocks this thread while a socket is open
 
     async def _listen(self, replica: str, endpoint: str) -> None:
+        while True:
+            try:
+                await self._hear(replica, endpoint)
+            except (zmq.ZMQError, OSError) as error:
+                if self._seldom.is_due(f"{replica} {error}"):
+                    logger.warning("nothing is heard from %s, which is tried again every second: %s", replica, error)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _hear(self, replica: str, endpoint: str) -> None:
+        """Raises ZMQError and OSError."""
         socket = self._context.socket(zmq.SUB)
         try:
             socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
