@@ -14,11 +14,15 @@ _MAX_NAMES = 1 << 16
 
 
 class HeldBeginnings:
-    """A ``CacheListener``. A name is held while the block is cached with which its beginning ends."""
+    """A ``CacheListener``. A name is held while a block is cached with which its beginning ends, in any prompt: how
+    many tokens a beginning has is estimated for each prompt. One that is shorter than a block ends with the first.
+
+    So who holds a name holds those before it of the same prompt, which a front relies on.
+    """
 
     def __init__(self, epoch: int) -> None:
         self.announced = Announced("blocks", epoch)
-        self._nodes: OrderedDict[int, Node] = OrderedDict()
+        self._nodes: OrderedDict[int, set[Node]] = OrderedDict()
         """By name."""
         self._names: dict[Node, set[int]] = {}
 
@@ -26,12 +30,12 @@ class HeldBeginnings:
         """A prompt was computed. ``beginnings``: names and their tokens; ``nodes``: of its first blocks, those that are
         cached."""
         for name, num_tokens in reversed(beginnings):  # the end of a prompt is forgotten first
-            if 0 < (num_blocks := num_tokens // block_tokens) <= len(nodes):
-                self._forget(name)
-                self._set(name, nodes[num_blocks - 1])
+            if (num_blocks := max(1, num_tokens // block_tokens)) <= len(nodes):
+                self._add(name, nodes[num_blocks - 1])
         while len(self._nodes) > _MAX_NAMES:
-            name = next(iter(self._nodes))
-            self._forget(name)
+            name, held = self._nodes.popitem(last=False)
+            for node in held:
+                self._drop(node, name)
             self.announced.discard(name)
 
     def stored(self, nodes: Sequence[Node], index: int, spans: tuple[MediaSpan, ...], salt: str) -> None:
@@ -40,17 +44,20 @@ class HeldBeginnings:
     def removed(self, node: Node) -> None:
         """See CacheListener."""
         for name in self._names.pop(node, ()):
-            del self._nodes[name]
-            self.announced.discard(name)
+            nodes = self._nodes[name]
+            nodes.remove(node)
+            if not nodes:
+                del self._nodes[name]
+                self.announced.discard(name)
 
-    def _set(self, name: int, node: Node) -> None:
-        self._nodes[name] = node
+    def _add(self, name: int, node: Node) -> None:
+        self._nodes.setdefault(name, set()).add(node)
+        self._nodes.move_to_end(name)
         self._names.setdefault(node, set()).add(name)
         self.announced.add(name)
 
-    def _forget(self, name: int) -> None:
-        if (node := self._nodes.pop(name, None)) is not None:
-            names = self._names[node]
-            names.remove(name)
-            if not names:
-                del self._names[node]
+    def _drop(self, node: Node, name: int) -> None:
+        names = self._names[node]
+        names.remove(name)
+        if not names:
+            del self._names[node]

@@ -34,13 +34,16 @@ def test_of_a_prompt_the_end_goes_first_so_who_holds_a_name_holds_those_before_i
     assert held.announced.names == {1, 2}
 
 
-def test_what_is_shorter_than_a_block_and_what_was_evicted_meanwhile_is_not_held() -> None:
+def test_what_is_shorter_than_a_block_ends_with_the_first_and_what_was_evicted_meanwhile_is_not_held() -> None:
     held = HeldBeginnings(1)
     kv = KvCacheManager(8, SIZE, held)
     tokens = array("q", range(48))
     _compute(kv, tokens)
     held.hold(((1, 15), (2, 16), (3, 47), (4, 64)), kv.cached_blocks(tokens, ""), SIZE)
-    assert held.announced.names == {2, 3}
+    assert held.announced.names == {1, 2, 3}
+    short = array("q", range(100, 108))
+    held.hold(((9, 8),), kv.cached_blocks(short, ""), SIZE)
+    assert 9 not in held.announced.names, "it has no block"
 
 
 def test_a_salt_has_a_cache_of_its_own() -> None:
@@ -104,3 +107,29 @@ def test_whatever_is_computed_and_evicted_the_table_is_what_the_cache_has(
         assert front.apply("a", held.announced.report(snapshot=True))
     cached = {each for each in named if len(kv.cached_blocks(_prompt([*each]), "")) == 2 * len(each)}
     assert front.names("a") == {names[each] for each in cached}
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=3), st.integers(1, 2 * SIZE)),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_who_holds_a_name_holds_those_before_it_however_its_tokens_were_estimated(
+    prompts: list[tuple[list[int], int]],
+) -> None:
+    """A front looks for the last name by bisection. Each prompt has its own estimate of a word's tokens."""
+    names: dict[tuple[int, ...], int] = {}
+    held = HeldBeginnings(0)
+    kv = KvCacheManager(9, SIZE, held)
+    for words, tokens_a_word in prompts:
+        if _compute(kv, _prompt(words)):
+            beginnings = [
+                (names.setdefault(tuple(words[:length]), len(names)), tokens_a_word * length)
+                for length in range(1, len(words) + 1)
+            ]
+            held.hold(beginnings, kv.cached_blocks(_prompt(words), ""), SIZE)
+        for each, name in names.items():
+            if name in held.announced.names:
+                assert all(names[each[:length]] in held.announced.names for length in range(1, len(each)))
