@@ -19,13 +19,15 @@ import psutil
 
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.gpu_capability import Capability, problem_with_bfloat16
+from mmserve.model_backend.platforms.cpu.library import levels
 from mmserve.runtime.cpu import topology
 from mmserve.runtime.memory import cgroup
 from mmserve.supervisor.startup import cuda_driver
 from mmserve.supervisor.startup.cuda_driver import Gpus
 
 _DESCRIPTORS = 1 << 16
-_WITH_TILES = ("auto", "amx")
+_TILES = "amx"
+"""The level of kernels that has them."""
 _STDERR = 2
 _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
 """They may exist without a GPU, for instance in a container that was given the driver only."""
@@ -47,13 +49,16 @@ class Machine:
     oldest_gpu: Capability | None = None
     """The lowest compute capability of its GPUs; None: it has none."""
     has_tiles: bool = False
-    """Its CPU multiplies bfloat16 in tile registers (AMX)."""
+    """Its fastest kernels multiply bfloat16 in tile registers (AMX): its CPU has them, and its system lets us use
+    them."""
 
     def processor(self, deployment: Deployment) -> str:
         """What computes, as far as kinds of it compute other numbers (``platforms/cpu/library/levels``)."""
         if deployment.device == "cuda":
             return f"GPU {'.'.join(map(str, self.oldest_gpu or ()))}"
-        in_tiles = deployment.dtype == "bfloat16" and self.has_tiles and deployment.config.kernel_level in _WITH_TILES
+        in_tiles = (
+            deployment.dtype == "bfloat16" and self.has_tiles and deployment.config.kernel_level in ("auto", _TILES)
+        )
         return f"{platform.machine()}{', products in tiles' if in_tiles else ''}"
 
 
@@ -62,7 +67,7 @@ def look() -> Machine:
     memory_bytes, limited_by = free_memory()
     gpus = _gpus()
     has_cuda, bfloat16 = not gpus.problem, _has_flag("avx512_bf16|amx_bf16")
-    cores, tiles = num_cores(), _has_flag("amx_bf16")
+    cores, tiles = num_cores(), levels.of_this_cpu()[0].name == _TILES
     return Machine(memory_bytes, limited_by, has_cuda, bfloat16, cores, gpus.problem, gpus.oldest, tiles)
 
 

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 from pathlib import Path
 
 import pytest
 
+from mmserve.model_backend.platforms.cpu.library import levels, tile_permission
 from mmserve.supervisor.startup.machine import allow_descriptors, look, num_cores
 from tests.fakes.shortages import cgroup
 
 
 def test_this_machine_has_some_memory() -> None:
     assert look().memory_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("has_all", "permitted", "tiles"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_machine_has_tiles_if_the_kernels_would_use_them(
+    has_all: bool, permitted: bool, tiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two servers whose kernels compute the same say so: a flag alone, or a system that refuses them, is not enough."""
+    (level,) = [level for level in levels.LEVELS["x86_64"] if level.name == "amx"]
+    flags = level.needs - (set() if has_all else {"amx_int8"})
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(levels, "_flags", lambda: " ".join(flags))
+    monkeypatch.setattr(tile_permission, "permitted", lambda: permitted)
+    assert look().has_tiles == tiles
 
 
 @pytest.mark.parametrize(
