@@ -41,6 +41,10 @@ class FakeReplica:
     """In place of dying: a comment that is none, which says what would not be believed."""
     numbers: str = ""
     """Digest of what decides about its text."""
+    becomes: str | None = None
+    """That digest once it has died."""
+    misdirected: int = 0
+    """Requests that it has refused for their digest."""
     caches_by_key: bool = False
     status: int = 200
     refuses: int | None = None
@@ -74,6 +78,7 @@ class FakeReplica:
             )
         relay, sampled = opened(header, body, KEY.fronts)
         if relay.numbers not in ("", self.numbers):
+            self.misdirected += 1
             return await Response(b"other numbers", 421)(scope, receive, send)
         self.relays.append(relay)
         self.sampled.append(sampled)
@@ -108,6 +113,7 @@ class FakeReplica:
                 return
             elif self.dies_after == index:
                 self.status = 503 if self.then_refuses else 200
+                self.numbers = self.numbers if self.becomes is None else self.becomes
                 if self.breaks_event:
                     await send({"type": "http.response.body", "body": data[:-1], "more_body": True})
                 raise Died

@@ -2,7 +2,8 @@
 
 A replica that cannot be reached, ends its connection, or refuses (429, 503) is left for another one. A stream that has
 begun goes on there from the tokens so far, so the client sees a pause and then the rest of the same text. What a
-replica has lost takes turns, and waits for a while where the others refuse: they have just got more to do.
+replica has lost takes turns, and waits for a while where the others refuse: they have just got more to do. One that
+would compute another text (421) is not asked again.
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class _Attempt:
         self._request = request
         self._send = send
         self._failed: list[str] = []
+        self._unequal: set[str] = set()
+        """Replicas that would compute another text than the one that has begun the stream."""
         self._refusal: tuple[int, Headers, bytes] | None = None
         self._refused_with = 0
         """By the last replica that did."""
@@ -132,14 +135,15 @@ class _Attempt:
         """One attempt. True: the client has its answer; False: it cannot have one; None: try again."""
         replicas, before = self._shared.replicas, len(self._progress.sampled)
         try:
-            async with replicas.reserved(self._request.want, self._failed) as (replica, upstream):
+            excluded = [*self._failed, *self._unequal]
+            async with replicas.reserved(self._request.want, excluded) as (replica, upstream):
                 if replica in self._failed:  # there is no other
                     if self._refusal is not None and not self._is_patient():
                         return False
                     await asyncio.sleep(_AGAIN_S)
                     if self._is_patient():
                         self._failed = []  # all are asked again
-                if await self._try(upstream):
+                if replica not in self._unequal and await self._try(upstream):
                     replicas.answered(replica)
                     return True
         except ReplicaLost as error:
@@ -154,18 +158,27 @@ class _Attempt:
                 self._until_s = self._until_s or time.monotonic() + self._shared.patience_s
             self._lost += error.sent or (replica in self._failed and not self._is_patient())
         else:
-            if self._refused_for_now():
+            if replica in self._unequal:  # the others have failed, or there are none
+                return await self._wait_for_an_equal()
+            if self._refused_with == _MISDIRECTED:
+                self._unequal.add(replica)
+                return None
+            if self._refused_with == _UNAVAILABLE:  # it ends, or starts, and takes nothing now
                 replicas.failed(replica)
         if replica not in self._failed:
             self._failed.append(replica)
         return None
 
+    async def _wait_for_an_equal(self) -> bool | None:
+        """See ``_once``. Until one that has failed, or that starts, may answer."""
+        self._failed = []
+        if not self._is_patient() or not await self._shared.replicas.has_others(self._unequal):
+            return False
+        await asyncio.sleep(_AGAIN_S)
+        return None
+
     def _is_patient(self) -> bool:
         return self._until_s is not None and time.monotonic() < self._until_s
-
-    def _refused_for_now(self) -> bool:
-        """True if the replica takes nothing now: it ends, or starts."""
-        return self._refused_with == _UNAVAILABLE
 
     async def _try(self, upstream: Upstream) -> bool:
         """False if the replica refuses."""
@@ -269,7 +282,7 @@ class _Attempt:
 
     async def _give_up(self) -> None:
         message = "no replica could answer this request"
-        if self._refusal is not None and self._refusal[0] == _MISDIRECTED:
+        if self._unequal:
             message = "no replica that is left computes the same text: ask again for another answer"
         error = Unavailable(message, retry_after_s=_LOST_RETRY_AFTER_S)
         if self._started or self._refusal is None:

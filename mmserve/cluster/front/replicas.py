@@ -49,6 +49,9 @@ class Placement(Protocol):
     def answered(self, replica: str) -> None:
         """It has answered a request."""
 
+    async def has_others(self, replicas: Collection[str]) -> bool:
+        """True if there is a replica that is not among these, or one starts."""
+
 
 class Replicas:
     """A Placement by the front's own decisions, which ``cluster`` makes. Ids stay the same over a replica's restart."""
@@ -82,3 +85,7 @@ class Replicas:
     def answered(self, replica: str) -> None:
         """It has answered a request."""
         self.cluster.answered(replica)
+
+    async def has_others(self, replicas: Collection[str]) -> bool:
+        """See Placement. One that starts is listed already."""
+        return not self._upstreams.keys() <= set(replicas)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from mmserve.cluster.front.replicas import Replica
 from mmserve.cluster.on_ray.asked import Asked
@@ -45,6 +45,10 @@ class KnownReplicas:
                 self._ray_ids = {each.id: ray_id for ray_id, each in found.items()}
                 self.cluster.set_replicas(each.id for each in found.values())
                 self._on_change(tuple(found.values()))
+
+    def ids(self) -> Set[str]:
+        """Of all replicas, ours."""
+        return self._ray_ids.keys()
 
     def ranked(self, asked: Asked) -> Iterator[str]:
         """Ray's ids of all replicas, best first; those that the request excludes last. ``asked`` is told each one.

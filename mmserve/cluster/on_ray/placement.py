@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 from mmserve.cluster.front.metrics import FrontMetrics
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 class RayPlacement:
     """A Placement of ``front.replicas``: Ray's router chooses by ``known``, and counts the request while it runs.
 
-    ``handle``: of Ray's deployment; ``ends``: errors of Ray that end a request there."""
+    ``handle``: of Ray's deployment; ``ends``: errors of Ray that end a request there; ``are_starting``: True if Ray
+    starts replicas, or would if there were room."""
 
     def __init__(
         self,
@@ -35,10 +36,11 @@ class RayPlacement:
         replicas: KnownReplicas,
         metrics: FrontMetrics,
         ends: tuple[type[Exception], ...],
+        are_starting: Callable[[], Awaitable[bool]],
         confirm_s: float = _CONFIRM_S,
     ) -> None:
         self._handle = handle.options(method_name="hold")
-        self._ends, self._confirm_s = ends, confirm_s
+        self._ends, self._are_starting, self._confirm_s = ends, are_starting, confirm_s
         self._known = replicas
         self._metrics = metrics
         self._upstreams: dict[str, Upstream] = {}
@@ -85,6 +87,10 @@ class RayPlacement:
     def answered(self, replica: str) -> None:
         """See Placement."""
         self._known.answered(replica)
+
+    async def has_others(self, replicas: Collection[str]) -> bool:
+        """See Placement."""
+        return not self._known.ids() <= set(replicas) or await self._are_starting()
 
     def _upstream(self, metadata: dict[str, str]) -> tuple[str, Upstream]:
         if "url" not in metadata:

@@ -125,6 +125,34 @@ def test_a_stream_that_no_replica_can_go_on_with_ends_with_an_error_that_says_so
     run(test)
 
 
+def test_a_stream_is_given_up_at_once_when_all_would_compute_another_text() -> None:
+    async def test() -> None:
+        dying, other = FakeReplica(dies_after=3, numbers="a", becomes="c"), FakeReplica(numbers="b")
+        async with front_of(dying, other, patience_s=3600.0) as (url, _), asyncio.timeout(20):
+            while not dying.relays:
+                text = (await _post(url, {"stream": True}))[1]
+            assert "computes the same text" in text
+            assert (dying.misdirected, other.misdirected) == (1, 1)
+
+    run(test)
+
+
+def test_a_stream_that_waits_for_an_equal_replica_asks_no_other_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmserve.cluster.front.attempts._AGAIN_S", 0.01)
+
+    async def test() -> None:
+        dying, other = FakeReplica(dies_after=3, then_refuses=True, numbers="a"), FakeReplica(numbers="b")
+        equal = FakeReplica(status=429, refuses=4, numbers="a")
+        async with front_of(dying, other, equal) as (url, _), asyncio.timeout(20):
+            while not dying.relays:
+                equal.refuses = 4
+                assert (await _post(url, {"stream": True}))[:2] == (200, WHOLE)
+            assert len(equal.sampled[-1]) == 3
+            assert other.misdirected <= 1
+
+    run(test)
+
+
 def test_a_whole_answer_that_breaks_off_is_asked_for_elsewhere() -> None:
     async def test() -> None:
         dying, other = FakeReplica(dies_after=0), FakeReplica()

@@ -59,7 +59,11 @@ def _placement(
     known = KnownReplicas()
     known.set(_metadata(*names))
     handle, metrics = _Handle(known, silent), FrontMetrics()
-    return RayPlacement(handle, known, metrics, (), confirm_s), handle, metrics
+    return RayPlacement(handle, known, metrics, (), _are_starting, confirm_s), handle, metrics
+
+
+async def _are_starting() -> bool:
+    return False
 
 
 async def _sent(placement: RayPlacement, failed: Collection[str] = ()) -> str:
@@ -138,5 +142,22 @@ def test_a_time_limit_of_rays_own_is_not_taken_for_a_silent_replica() -> None:
 
         with pytest.raises(TimeoutError, match="Ray's"):
             await _offered(Asked(_WANT, {}, within_s=60.0), fail)
+
+    asyncio.run(test())
+
+
+def test_there_are_others_while_one_is_known_or_starts() -> None:
+    async def test() -> None:
+        known, starting = KnownReplicas(), asyncio.Event()
+
+        async def are_starting() -> bool:
+            return starting.is_set()
+
+        placement = RayPlacement(_Handle(known), known, FrontMetrics(), (), are_starting)
+        known.set(_metadata("a", "b"))
+        assert await placement.has_others({"a"})
+        assert not await placement.has_others({"a", "b", "one that has left"})
+        starting.set()
+        assert await placement.has_others({"a", "b"})
 
     asyncio.run(test())
