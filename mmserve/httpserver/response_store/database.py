@@ -1,6 +1,8 @@
 """Stored responses and their items. Blocking: ``store`` calls it in a thread.
 
 A response is first stored with its input items, and found once it is finished. A response is found only by its owner.
+A front that has lost an answer asks for it again under the same id, perhaps while the first attempt still runs here: so
+an attempt changes and deletes only what it has stored itself.
 """
 
 from __future__ import annotations
@@ -71,14 +73,15 @@ class ResponseDatabase:
         self,
         owner: str,
         id: str,
+        attempt: str,
         previous: str | None,
         items: Sequence[StoredItem],
         text_nbytes: int,
         body: bytes | None = None,
         runner: str | None = None,
     ) -> bool:
-        """Store the input of a response. False if it is larger than all that may be stored. One of the same id that was
-        not finished is forgotten: a front asks again for an answer that was lost.
+        """Store the input of a response, in place of an attempt at it that has not finished. False if it is larger than
+        all that may be stored.
 
         With ``body`` and ``runner`` it is found at once: that worker makes it in the background.
         """
@@ -88,16 +91,20 @@ class ResponseDatabase:
             if not self._file.make_room(nbytes):
                 return False
             status = "" if runner is None else "queued"
-            row = (id, owner, previous, self._file.now(), nbytes, text_nbytes, status, body, runner)
-            connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?)", row)
+            row = (id, owner, previous, self._file.now(), nbytes, text_nbytes, status, body, runner, attempt)
+            connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)", row)
             add_items(connection, id, 0, items, is_output=False)
         return True
 
-    def finish(self, id: str, output: StoredOutput) -> bool:
+    def finish(self, id: str, attempt: str, output: StoredOutput) -> bool:
         """Add the response and its output. False if its input is gone, or if it is larger than what may be stored."""
         nbytes = len(output.body) + size_of(output.items)
         with self._file.transaction() as connection:
-            connection.execute("UPDATE responses SET used_s = ? WHERE id = ?", (self._file.now(), id))
+            found = connection.execute(
+                "UPDATE responses SET used_s = ? WHERE id = ? AND attempt = ?", (self._file.now(), id, attempt)
+            )
+            if not found.rowcount:
+                return False
             row = connection.execute("SELECT COUNT(*) FROM items WHERE response = ?", (id,)).fetchone()
             if not row[0] or not self._file.make_room(nbytes + len(output.record or b""), keep=id):
                 connection.execute("DELETE FROM responses WHERE id = ?", (id,))
@@ -112,9 +119,11 @@ class ResponseDatabase:
                 write_record(connection, id, output.record)
         return True
 
-    def forget(self, id: str) -> None:
+    def forget(self, id: str, attempt: str) -> None:
         """Delete a response that was not finished."""
-        self._connection.execute("DELETE FROM responses WHERE id = ? AND (body IS NULL OR runner IS NOT NULL)", (id,))
+        self._connection.execute(
+            "DELETE FROM responses WHERE id = ? AND attempt = ? AND (body IS NULL OR runner IS NOT NULL)", (id, attempt)
+        )
 
     def delete(self, owner: str, id: str) -> str | None:
         """The runner of the response, empty if there is none; None if there is no such response."""

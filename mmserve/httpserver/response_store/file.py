@@ -18,7 +18,8 @@ _MIN_PAGES = 1024
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, used_s REAL NOT NULL, nbytes INTEGER NOT NULL,
-    text_nbytes INTEGER NOT NULL, record_nbytes INTEGER NOT NULL, status TEXT NOT NULL, body BLOB, runner TEXT
+    text_nbytes INTEGER NOT NULL, record_nbytes INTEGER NOT NULL, status TEXT NOT NULL, body BLOB, runner TEXT,
+    attempt TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used_s, nbytes, record_nbytes);
 CREATE INDEX IF NOT EXISTS responses_by_runner ON responses (runner) WHERE runner IS NOT NULL;
@@ -33,7 +34,8 @@ CREATE TABLE IF NOT EXISTS records (
 ) WITHOUT ROWID;
 """
 """``status``: empty until the response is found. ``runner``: the worker that makes it in the background, until it ends.
-``records``: what its stream was made of, a line for each delta; ``place``: number of the first of them."""
+``attempt``: the request that makes it. ``records``: what its stream was made of, a line for each delta; ``place``:
+number of the first of them."""
 
 
 class StoreFile:

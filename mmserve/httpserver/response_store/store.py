@@ -65,17 +65,20 @@ class ResponseStore:
         self,
         owner: str,
         id: str,
+        attempt: str,
         previous: str | None,
         make_items: Callable[[], Sequence[StoredItem]],
         text_nbytes: int,
     ) -> bool:
-        """Store the input of a response; ``make_items`` is called in the thread. False if it is not stored."""
-        return await self._write(lambda db: db.responses.begin(owner, id, previous, make_items(), text_nbytes))
+        """Store the input of a response; ``make_items`` is called in the thread. ``attempt``: id of the request. False
+        if it is not stored."""
+        return await self._write(lambda db: db.responses.begin(owner, id, attempt, previous, make_items(), text_nbytes))
 
     async def begin_run(
         self,
         owner: str,
         id: str,
+        attempt: str,
         previous: str | None,
         make_items: Callable[[], Sequence[StoredItem]],
         text_nbytes: int,
@@ -85,19 +88,19 @@ class ResponseStore:
 
         def begin(db: _Opened) -> bool:
             runner = db.hold_lock(self.runs.worker)
-            return db.responses.begin(owner, id, previous, make_items(), text_nbytes, body, runner)
+            return db.responses.begin(owner, id, attempt, previous, make_items(), text_nbytes, body, runner)
 
         return await self._write(begin)
 
-    async def finish(self, id: str, output: StoredOutput) -> bool:
+    async def finish(self, id: str, attempt: str, output: StoredOutput) -> bool:
         """Store the response itself and its output. False if it is not stored."""
-        return await self._write(lambda db: db.responses.finish(id, output))
+        return await self._write(lambda db: db.responses.finish(id, attempt, output))
 
-    async def forget(self, id: str) -> None:
+    async def forget(self, id: str, attempt: str) -> None:
         """Delete what is stored of a response that does not end."""
 
         def forget(db: _Opened) -> bool:
-            db.responses.forget(id)
+            db.responses.forget(id, attempt)
             return True
 
         await self._write(forget)

@@ -38,18 +38,18 @@ def store(
 ) -> bool:
     """A response with one item in and one out, each of ``size`` bytes or a little more."""
     items = [StoredItem(f"{id}-{way}", f"{id}-{way}".encode().ljust(size)) for way in ("in", "out")]
-    return database.begin(owner, id, previous, items[:1], size) and database.finish(
-        id, StoredOutput("completed", b"body " + id.encode(), items[1:])
+    return database.begin(owner, id, "1", previous, items[:1], size) and database.finish(
+        id, "1", StoredOutput("completed", b"body " + id.encode(), items[1:])
     )
 
 
 def test_a_response_is_found_once_it_is_finished_and_by_its_owner_alone(open_database: Open) -> None:
     database = open_database()
-    assert database.begin("ann", "a", None, [StoredItem("i", b"1")], 1)
+    assert database.begin("ann", "a", "1", None, [StoredItem("i", b"1")], 1)
     assert database.body("ann", "a") is None
     assert database.size("ann", "a") is None
     assert database.chain_size("ann", "a", 9) is None
-    assert database.finish("a", StoredOutput("completed", b"body", [StoredItem("o", b"2")]))
+    assert database.finish("a", "1", StoredOutput("completed", b"body", [StoredItem("o", b"2")]))
     assert database.body("ann", "a") == b"body"
     assert database.input_items("ann", "a") == [b"1"]
     assert database.body("bob", "a") is None
@@ -64,14 +64,28 @@ def test_a_response_is_found_once_it_is_finished_and_by_its_owner_alone(open_dat
 def test_a_response_that_was_begun_and_lost_may_begin_again(open_database: Open) -> None:
     """A front asks again for the answer of an HTTP worker that has died, at another worker of the server."""
     database = open_database()
-    for input in (b"1", b"2"):
-        assert database.begin("ann", "a", None, [StoredItem("i", input)], 1)
-    assert database.finish("a", StoredOutput("completed", b"body", [StoredItem("o", b"3")]))
+    for attempt, input in (("1", b"1"), ("2", b"2")):
+        assert database.begin("ann", "a", attempt, None, [StoredItem("i", input)], 1)
+    assert database.finish("a", "2", StoredOutput("completed", b"body", [StoredItem("o", b"3")]))
     assert database.chain_items("ann", "a", 9) == [b"2", b"3"]
     for owner in ("ann", "bob"):  # one that is found stays
         with pytest.raises(sqlite3.IntegrityError):
-            database.begin(owner, "a", None, [StoredItem("i", b"4")], 1)
+            database.begin(owner, "a", "3", None, [StoredItem("i", b"4")], 1)
     assert database.chain_items("ann", "a", 9) == [b"2", b"3"]
+
+
+def test_an_attempt_that_still_runs_neither_ends_nor_drops_the_one_after_it(open_database: Open) -> None:
+    """The front has lost its connection to the first, asks again here, and the first notices later."""
+    database = open_database()
+    for attempt, input in (("1", b"1"), ("2", b"2")):
+        assert database.begin("ann", "a", attempt, None, [StoredItem("i", input)], 1)
+    assert not database.finish("a", "1", StoredOutput("completed", b"of the first", [StoredItem("o", b"3")]))
+    database.forget("a", "1")
+    assert database.body("ann", "a") is None
+    assert database.finish("a", "2", StoredOutput("completed", b"of the second", [StoredItem("o", b"4")]))
+    database.forget("a", "1")
+    assert database.body("ann", "a") == b"of the second"
+    assert database.chain_items("ann", "a", 9) == [b"2", b"4"]
 
 
 def test_a_chain_has_the_items_of_all_in_order(open_database: Open) -> None:
@@ -134,11 +148,11 @@ def test_what_has_outlived_its_time_is_gone(open_database: Open) -> None:
 
 def test_the_input_of_a_response_that_fails_is_dropped(open_database: Open) -> None:
     database = open_database()
-    database.begin("ann", "a", None, [StoredItem("i", b"1")], 1)
+    database.begin("ann", "a", "1", None, [StoredItem("i", b"1")], 1)
     store(database, "b")
-    database.forget("a")
-    database.forget("b")
-    assert not database.finish("a", StoredOutput("completed", b"body"))
+    database.forget("a", "1")
+    database.forget("b", "1")
+    assert not database.finish("a", "1", StoredOutput("completed", b"body"))
     assert database.body("ann", "b") is not None
 
 
@@ -155,5 +169,5 @@ def test_an_error_leaves_the_file_usable(open_database: Open) -> None:
     database = open_database(limit_nbytes=100_000)
     store(database, "a")
     with pytest.raises(sqlite3.Error):
-        database.begin("ann", "a", None, [StoredItem("i", b"1")], 1)  # there is one already
+        database.begin("ann", "a", "1", None, [StoredItem("i", b"1")], 1)  # there is one already
     assert store(database, "b")

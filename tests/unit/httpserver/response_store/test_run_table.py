@@ -22,11 +22,11 @@ class Tables:
         self.responses, self.runs = ResponseDatabase(self.file), RunTable(self.file)
 
     def begin(self, id: str = "a", runner: str = "0.x") -> bool:
-        return self.responses.begin("ann", id, None, INPUT, 1, b"queued", runner)
+        return self.responses.begin("ann", id, "1", None, INPUT, 1, b"queued", runner)
 
     def finish(self, id: str, nbytes: int) -> bool:
         output = StoredOutput("completed", b"b" * nbytes)
-        return self.responses.begin("ann", id, None, INPUT, 1) and self.responses.finish(id, output)
+        return self.responses.begin("ann", id, "1", None, INPUT, 1) and self.responses.finish(id, "1", output)
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def test_a_record_is_read_from_any_line_on(tmp_path: Path, is_ended: bool) -> No
 
 def test_only_what_was_streamed_or_made_in_the_background_can_be_replayed(tables: Tables) -> None:
     tables.finish("whole", 1)
-    tables.responses.begin("ann", "streamed", None, INPUT, 1)
-    tables.responses.finish("streamed", StoredOutput("completed", b"b", record=b""))
+    tables.responses.begin("ann", "streamed", "1", None, INPUT, 1)
+    tables.responses.finish("streamed", "1", StoredOutput("completed", b"b", record=b""))
     tables.begin()
     assert [tables.runs.is_replayable("ann", id) for id in ("whole", "streamed", "a")] == [False, True, True]
     tables.runs.end("a", "0.x", ended)
@@ -122,7 +122,7 @@ def test_a_response_under_way_stays_and_its_record_takes_the_place_of_others(tab
 
 def test_a_refused_or_deleted_response_is_not_its_runners_any_more(tables: Tables) -> None:
     tables.begin()
-    tables.responses.forget("a")
+    tables.responses.forget("a", "1")
     assert not tables.runs.start("a", "0.x", b"runs")
     tables.begin("b")
     assert tables.responses.delete("ann", "b") == "0.x"

@@ -60,11 +60,9 @@ async def complete(
         return await _in_background(parsed, response, responses, owner, resources)
     stored = None
     if request.store is not False:
-        input_items = InputItems(parsed)
-        if await responses.begin(
-            owner, response.id, request.previous_response_id, input_items.stored, input_items.text_nbytes
-        ):
-            stored = StoredResponse(responses, response.id)
+        items, attempt, previous = InputItems(parsed), call.request_id, request.previous_response_id
+        if await responses.begin(owner, response.id, attempt, previous, items.stored, items.text_nbytes):
+            stored = StoredResponse(responses, response.id, attempt)
     answer = ResponsesAnswer(msgspec.structs.replace(response, store=stored is not None), stored)
     return ParsedRequest(parsed.call, answer, drop=None if stored is None else stored.end)
 
@@ -80,15 +78,17 @@ async def _in_background(
     if not responses.is_enabled:
         raise InvalidRequest("this server stores no responses (--responses-store-mb)", param="background")
     response = msgspec.structs.replace(response, store=True)
-    items, previous = InputItems(parsed), parsed.request.previous_response_id
+    items, attempt, previous = InputItems(parsed), parsed.call.request_id, parsed.request.previous_response_id
     body = msgspec.json.encode(response)
-    if not await responses.begin_run(owner, response.id, previous, items.stored, items.text_nbytes, body):
+    if not await responses.begin_run(owner, response.id, attempt, previous, items.stored, items.text_nbytes, body):
         raise Unavailable("the response cannot be stored (--responses-store-mb)", retry_after_s=_RETRY_AFTER_S)
     follower = None
     if parsed.request.stream:
         follower = Follower(responses, owner, response.id, resources.answer_memory())
     answer = BackgroundAnswer(response, responses, follower)
-    return ParsedRequest(parsed.call, parsed.send_answer, partial(responses.forget, response.id), answer.respond)
+    return ParsedRequest(
+        parsed.call, parsed.send_answer, partial(responses.forget, response.id, attempt), answer.respond
+    )
 
 
 async def with_history(

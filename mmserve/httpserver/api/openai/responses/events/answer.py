@@ -32,22 +32,23 @@ _LINE_NBYTES = 80
 
 
 class StoredResponse:
-    """The stored form of one response, whose input is stored already. ``end`` must be called."""
+    """The stored form of one response, whose input is stored already. ``attempt``: that has stored it. ``end`` must be
+    called."""
 
-    def __init__(self, responses: ResponseStore, id: str) -> None:
+    def __init__(self, responses: ResponseStore, id: str, attempt: str) -> None:
         self._responses = responses
-        self._id = id
+        self._id, self._attempt = id, attempt
         self._finished = False
 
     async def finish(self, response: ResponseObject, record: bytes | None) -> bool:
         """False if the response cannot be stored."""
-        self._finished = await self._responses.finish(self._id, stored_output(response, record))
+        self._finished = await self._responses.finish(self._id, self._attempt, stored_output(response, record))
         return self._finished
 
     async def end(self) -> None:
         """Drop the input of a response that is not finished."""
         if not self._finished:
-            await self._responses.forget(self._id)
+            await self._responses.forget(self._id, self._attempt)
 
 
 @dataclass(frozen=True)
