@@ -49,6 +49,9 @@ class FakeReplica:
     status: int = 200
     refuses: int | None = None
     """Requests that get that status; None: all."""
+    stops_after: int | None = None
+    """Letters. Then its processes are stopped: it answers nothing any more, and keeps its connections."""
+    is_stopped: bool = False
     holds: bool = False
     first_may_come: asyncio.Event | None = None
     """Before it, no stream has an event."""
@@ -63,6 +66,8 @@ class FakeReplica:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         body = await request.body()
+        if self.is_stopped:
+            return await self._stand_still(receive)
         self.paths.append(scope["path"])
         self.headers.append(dict(request.headers))
         if self.status != 200 and self.refuses != 0:
@@ -86,6 +91,11 @@ class FakeReplica:
             return await self._stream(len(sampled), relay.num_events, receive, send)
         await self._whole(send)
 
+    async def _stand_still(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected.set()
+
     async def _whole(self, send: Send) -> None:
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(TEXT))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -106,6 +116,10 @@ class FakeReplica:
         for index, letter in enumerate(TEXT):
             data = b"" if index < num_sampled else comment(Sampled(0, (ord(letter),)))
             data += b"" if index < num_events else b"data: " + letter.encode() + b"\n\n"
+            if self.stops_after == index:
+                self.is_stopped = True
+            if self.is_stopped:
+                return await self._stand_still(receive)
             if self.dies_after == index and self.damages:
                 data = b": mmserve !!!!\n\n" + data
             elif self.dies_after == index and self.gives_up:
@@ -120,9 +134,7 @@ class FakeReplica:
             await send({"type": "http.response.body", "body": data, "more_body": True})
             await asyncio.sleep(0)
         if self.holds:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self.disconnected.set()
+            await self._stand_still(receive)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
 

@@ -185,7 +185,9 @@ class _Attempt:
         request = self._request
         headers, tail = self._relay_header()
         sent_headers = [*request.headers, *headers]
-        answer = await upstream.send(request.method, request.target, sent_headers, [request.body, tail])
+        answer = await upstream.send(
+            request.method, request.target, sent_headers, [request.body, tail], may_move=request.repeats
+        )
         try:
             if answer.status in _REFUSALS or (answer.status == _NOT_HERE and request.names_stored):
                 self._refused_with = answer.status

@@ -52,6 +52,9 @@ class Placement(Protocol):
     async def has_others(self, replicas: Collection[str]) -> bool:
         """True if there is a replica that is not among these, or one starts."""
 
+    def upstream(self, replica: str) -> Upstream | None:
+        """What requests there are sent by; None: none was, or it has left."""
+
 
 class Replicas:
     """A Placement by the front's own decisions, which ``cluster`` makes. Ids stay the same over a replica's restart."""
@@ -89,3 +92,7 @@ class Replicas:
     async def has_others(self, replicas: Collection[str]) -> bool:
         """See Placement. One that starts is listed already."""
         return not self._upstreams.keys() <= set(replicas)
+
+    def upstream(self, replica: str) -> Upstream | None:
+        """See Placement."""
+        return self._upstreams.get(replica)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -36,11 +37,18 @@ class Known(Protocol):
 
 
 class ReportListener:
-    """Feeds ``cluster``. Used from one event loop."""
+    """Feeds ``cluster``. ``heard``: called after each report. Used from one event loop."""
 
-    def __init__(self, cluster: Known, key: ClusterKey, facts: ServerFacts | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Known,
+        key: ClusterKey,
+        facts: ServerFacts | None = None,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
         self._cluster = cluster
         self._facts = facts or ServerFacts()
+        self._heard = heard
         self._key = key
         self._seldom = Seldom()
         self._context = zmq.asyncio.Context()
@@ -108,4 +116,5 @@ class ReportListener:
         if report.facts:
             self._facts.tell(replica, report.facts)
         missed = [holdings for holdings in report.holdings if not self._cluster.hold(replica, holdings)]
+        self._heard()
         return not missed

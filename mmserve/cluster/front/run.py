@@ -18,6 +18,7 @@ from mmserve.cluster.front.metrics import FrontMetrics
 from mmserve.cluster.front.replicas import Placement, Replica, Replicas
 from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.front.server_facts import ServerFacts
+from mmserve.cluster.front.silence import SilenceWatch
 from mmserve.cluster.front.wants import Namer
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
@@ -52,17 +53,19 @@ class Front:
         self.replicas = Replicas(self.metrics)
         self.placement: Placement = self.replicas
         """Where requests go, if not by the front's own decisions. Set before ``server``."""
+        self.silence = SilenceWatch(self.replicas.cluster.mute, lambda replica: self.placement.upstream(replica))
         self._listener: ReportListener | None = None
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Within the context, replicas that report are listened to."""
         facts = ServerFacts(partial(self.metrics.add, "kinds_of_replicas"))
-        self._listener = ReportListener(self.replicas.cluster, self._options.key, facts)
+        self._listener = ReportListener(self.replicas.cluster, self._options.key, facts, self.silence.heard)
         try:
             yield
         finally:
             await self._listener.aclose()
+            await self.silence.aclose()
             self._listener = None
 
     def set_replicas(self, replicas: Sequence[Replica]) -> None:

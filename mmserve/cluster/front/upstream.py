@@ -5,6 +5,7 @@ the replica has just closed. A replica that dies resets its connections at once.
 keep-alive ends the connection after three seconds without a word from its machine. The kernel does not ask while bytes
 are on their way, and a limit of its own (TCP_USER_TIMEOUT) would also end a connection to a replica that lets a body
 wait. So after three seconds in which none of the body has arrived, the front tries whether the replica can be reached.
+One whose processes are stopped keeps its connections, for its machine answers for it: ``lose`` ends them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import fcntl
 import socket
 import struct
 import termios
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import cast
@@ -49,19 +51,45 @@ class Upstream:
         self.url = url.rstrip("/")
         self.host_header = parts.netloc.encode()
         self._address = parts.hostname, parts.port or 80
+        self._may_move: set[_Connection] = set()
 
     async def send(
-        self, method: str, target: bytes, headers: Headers, body: Sequence[bytes | memoryview]
+        self,
+        method: str,
+        target: bytes,
+        headers: Headers,
+        body: Sequence[bytes | memoryview] = (),
+        *,
+        may_move: bool = False,
     ) -> UpstreamAnswer:
-        """Send a request, and return when its answer's head has come. Raises ReplicaLost."""
+        """Send a request, and return when its answer's head has come. ``may_move``: ``lose`` ends it. Raises
+        ReplicaLost."""
         head = _head(method, target, self.host_header, headers, sum(map(len, body)))
         connection = await self._connect()
+        if may_move:
+            self._may_move.add(connection)
+            connection.on_close = self._may_move.discard
         try:
             await connection.request([head, *body], self._can_be_reached)
         except BaseException:
             connection.close()
             raise
         return UpstreamAnswer(connection)
+
+    async def answers(self, within_s: float) -> bool:
+        """True if its processes run: it answers anything at all."""
+        try:
+            async with asyncio.timeout(within_s):
+                (await self.send("GET", b"/live", [])).close()
+        except (ReplicaLost, TimeoutError):
+            return False
+        return True
+
+    def lose(self, reason: str, heard_before_s: float) -> None:
+        """End the requests that may move, of which nothing has come since that time (monotonic)."""
+        for connection in [*self._may_move]:
+            if connection.heard_s < heard_before_s:
+                connection.lose(reason)
 
     async def _can_be_reached(self) -> bool:
         try:
@@ -102,6 +130,9 @@ class _Connection(asyncio.Protocol):
     """Of one request."""
 
     def __init__(self) -> None:
+        self.heard_s = time.monotonic()
+        """When it was made, or bytes came."""
+        self.on_close: Callable[[_Connection], None] = lambda connection: None
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self._parts: deque[bytes] = deque()
@@ -150,8 +181,14 @@ class _Connection(asyncio.Protocol):
         self._unread_nbytes = 0
         return data
 
+    def lose(self, reason: str) -> None:
+        self._lost = self._lost or reason
+        self._transport.abort()
+        self._wake()
+
     def close(self) -> None:
         self._transport.abort()
+        self.on_close(self)
 
     async def _change(self) -> None:
         if self._lost is not None:
@@ -167,15 +204,15 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def data_received(self, data: bytes) -> None:
+        self.heard_s = time.monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._lost = f"what came is no HTTP: {error}"
-            self._transport.abort()
-            self._wake()
+            self.lose(f"what came is no HTTP: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
-        ends_with_connection = self._has_head and error is None and not self._parser.should_keep_alive()
+        closed = error is None and self._lost is None
+        ends_with_connection = self._has_head and closed and not self._parser.should_keep_alive()
         if ends_with_connection and not any(name in _FRAMING for name, _ in self.headers):
             self._complete = True
         self._lost = self._lost or f"the connection ended: {error or 'closed'}"

@@ -16,6 +16,7 @@ from mmserve.cluster.front.replicas import Replica
 from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.front.run import Front, FrontOptions
 from mmserve.cluster.front.server_facts import ServerFacts
+from mmserve.cluster.front.silence import SilenceWatch
 from mmserve.cluster.on_ray.known import known
 from mmserve.cluster.on_ray.placement import RayPlacement
 from mmserve.ipc.cluster_key import ClusterKey
@@ -44,7 +45,8 @@ class FrontDeployment:
         handle = serve.get_deployment_handle(NODE, NODES_APP)
         front.placement = RayPlacement(handle, known, front.metrics, _ENDS, _nodes_are_starting)
         facts = ServerFacts(partial(front.metrics.add, "kinds_of_replicas"))
-        self._listener = ReportListener(known, self._options.key, facts)
+        self._silence = SilenceWatch(known.mute, front.placement.upstream)
+        self._listener = ReportListener(known, self._options.key, facts, self._silence.heard)
         loop = asyncio.get_running_loop()
 
         def on_change(replicas: Sequence[Replica]) -> None:
@@ -76,6 +78,7 @@ class FrontDeployment:
         self._server.stop(self._options.shutdown_timeout_s)
         await self._serving
         await self._listener.aclose()
+        await self._silence.aclose()
 
     def _listen(self, replicas: Sequence[Replica]) -> None:
         self._metrics.add("replicas", len(replicas))

@@ -83,6 +83,11 @@ class KnownReplicas:
         with self._lock:
             return self.cluster.hold(replica, report)
 
+    def mute(self, now_s: float) -> list[str]:
+        """See Cluster."""
+        with self._lock:
+            return self.cluster.mute(now_s)
+
     def failed(self, replica: str) -> None:
         """It has lost a request."""
         with self._lock:

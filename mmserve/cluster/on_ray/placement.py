@@ -92,6 +92,10 @@ class RayPlacement:
         """See Placement."""
         return not self._known.ids() <= set(replicas) or await self._are_starting()
 
+    def upstream(self, replica: str) -> Upstream | None:
+        """See Placement."""
+        return self._upstreams.get(replica)
+
     def _upstream(self, metadata: dict[str, str]) -> tuple[str, Upstream]:
         if "url" not in metadata:
             raise Unavailable("a replica has not told its address yet", retry_after_s=_RETRY_AFTER_S)

@@ -18,6 +18,8 @@ from mmserve.cluster.scale.suspects import Suspects
 _SILENT_S = 1.0
 """A replica that has said nothing for so long while others have is stopped or cut off, or soon says something again.
 Its connections may stay, and whoever asks it waits: without this, all clients would in the end."""
+_MUTE_S = 3.0
+"""So long a busy replica keeps silent, if at all. It is asked whether it still answers."""
 
 
 class Cluster:
@@ -152,6 +154,15 @@ class Cluster:
             del self._heard[first]
             self._silent.add(first)
             self._suspects.fail(first, now_s)
+
+    def mute(self, now_s: float) -> list[str]:
+        """Replicas that have said nothing for so long while others have that they may be stopped. To be called when
+        one has said something: there are none while nobody does."""
+        self._suspect_silent(now_s)
+        if not self._silent:
+            return []
+        latest_s = self._loads[next(reversed(self._heard))].reported_at_s
+        return [each for each in self._silent if self._loads[each].reported_at_s < latest_s - _MUTE_S]
 
     def sent(self, choice: Choice, want: Want, now_s: float) -> None:
         """The request was sent there. Nothing happens if the replica has left meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from mmserve.cluster.front.metrics import FrontMetrics
+from mmserve.cluster.front.run import Front
+from mmserve.cluster.scale.reports import Load
 from mmserve.httpserver.api.errors import response_to
 from mmserve.httpserver.api.smallest_bodies import SMALLEST_BODIES
 from mmserve.httpserver.http.auth import ApiKeyAuth
@@ -378,6 +381,52 @@ def test_what_a_replica_has_lost_waits_for_others_that_refuse_it() -> None:
             async with front_of(dying, busy) as (url, front):
                 assert (await _post(url, {"stream": True}))[:2] == (200, WHOLE)
                 assert front.metrics.value("resumed") == 1
+
+    run(test)
+
+
+def _reported(front: Front, *seconds_ago: float) -> None:
+    """The replicas have reported last so long ago."""
+    for number, ago_s in sorted(enumerate(seconds_ago), key=lambda each: -each[1]):
+        front.replicas.cluster.load(f"replica{number}", Load(), time.monotonic() - ago_s)
+    front.silence.heard()
+
+
+def test_streams_of_a_stopped_replica_go_on_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmserve.cluster.front.silence._ANSWER_S", 0.1)
+
+    async def test() -> None:
+        stopped, other = FakeReplica(stops_after=3), FakeReplica()
+        async with front_of(stopped, other) as (url, front), asyncio.timeout(20):
+            streams = [asyncio.create_task(_post(url, {"stream": True})) for _ in range(8)]
+            await asyncio.wait(streams[:4], return_when=asyncio.FIRST_COMPLETED)
+            while not stopped.is_stopped:  # noqa: ASYNC110 - plain state of an object under test
+                await asyncio.sleep(0.01)
+            assert not all(stream.done() for stream in streams)
+            _reported(front, 3.5, 0.0)
+            assert [(await stream)[1] for stream in streams] == [WHOLE] * 8
+            assert front.metrics.value("resumed") >= 1
+
+    run(test)
+
+
+def test_a_replica_that_answers_keeps_its_streams_though_it_reports_no_more() -> None:
+    async def test() -> None:
+        replicas = [FakeReplica(holds=True) for _ in range(2)]
+        async with (
+            asyncio.timeout(20),
+            front_of(*replicas) as (url, front),
+            aiohttp.ClientSession() as session,
+            session.post(url + CHAT, json={"stream": True}) as answer,
+        ):
+            assert await answer.content.readexactly(9) == b"data: h\n\n"
+            (replica,) = [replica for replica in replicas if replica.relays]
+            _reported(front, *(3.5 if each is replica else 0.0 for each in replicas))
+            while "/live" not in replica.paths:  # noqa: ASYNC110 - plain state of an object under test
+                await asyncio.sleep(0.01)
+            assert await answer.content.readexactly(9 * (len(TEXT) - 1))
+            assert not replica.disconnected.is_set()
+            answer.close()
 
     run(test)
 

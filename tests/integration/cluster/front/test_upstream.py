@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -64,6 +65,32 @@ def test_a_replica_that_lets_a_body_wait_is_waited_for() -> None:
                     left -= len(await loop.sock_recv(connection, 1 << 20))
                 await loop.sock_sendall(connection, b"HTTP/1.1 204 No Content\r\n\r\n")
                 assert await sending == 204
+
+    asyncio.run(test())
+
+
+def test_what_may_move_is_taken_back_from_a_replica_that_keeps_its_connections() -> None:
+    async def test() -> None:
+        with _listener() as listener:
+            replica = Upstream(f"http://127.0.0.1:{listener.getsockname()[1]}")
+            moves, stays = (asyncio.create_task(replica.send("POST", b"/", [], may_move=may)) for may in (True, False))
+            loop = asyncio.get_running_loop()
+            accepted = [(await loop.sock_accept(listener))[0] for _ in range(2)]
+            for connection in accepted:
+                assert await loop.sock_recv(connection, 4096)
+            replica.lose("stopped", time.monotonic() - 60)
+            await asyncio.sleep(0)
+            assert not moves.done(), "it is younger"
+            replica.lose("stopped", time.monotonic())
+            with pytest.raises(ReplicaLost, match="stopped") as lost:
+                await moves
+            assert lost.value.sent
+            assert not stays.done()
+            for connection in accepted:
+                connection.close()
+            with pytest.raises(ReplicaLost, match="ended"):
+                await stays
+            assert not await replica.answers(within_s=0.05)
 
     asyncio.run(test())
 

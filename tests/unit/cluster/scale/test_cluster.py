@@ -223,6 +223,23 @@ def test_one_that_answers_without_reports_is_not_avoided() -> None:
     assert "b" in {_chosen(cluster, Want(), 10.5) for _ in range(9)}
 
 
+def test_one_that_says_nothing_for_seconds_while_others_do_is_mute_until_it_speaks_or_leaves() -> None:
+    cluster = _cluster(*"abc")
+    for now_s in (1.0, 2.0, 2.9):
+        for replica in "bc":
+            cluster.load(replica, _COSTS, now_s)
+        assert cluster.mute(now_s) == []
+    assert cluster.mute(60.0) == [], "the others have said nothing either"
+    cluster.load("b", _COSTS, 3.1)
+    assert cluster.mute(3.1) == ["a"]
+    cluster.load("a", _COSTS, 3.2)
+    assert cluster.mute(3.2) == []
+    cluster.load("b", _COSTS, 9.0)
+    assert sorted(cluster.mute(9.0)) == ["a", "c"]
+    cluster.set_replicas("b")
+    assert cluster.mute(9.0) == []
+
+
 def test_none_is_silent_beside_others_that_are_as_late() -> None:
     cluster = _cluster("a", "b")
     assert {_chosen(cluster, Want(), 30.0) for _ in range(20)} == {"a", "b"}
