@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.load import report
-from benchmarks.scale_sim import Setting, Simulation, measured
+from benchmarks.scale_sim import Setting, Simulation, bearable, measured
 
 _SMALL = Setting(4, 200, 4000, kept=80)
 
@@ -35,3 +35,10 @@ def test_times_of_servers_take_the_place_of_constants(tmp_path: Path) -> None:
     report.write_json(str(tmp_path / "json"), [*rows, {"rule": "seconds", "encode ms": 700.0, "answer ms": 100.0}])
     slower = Simulation(replace(_SMALL, **measured(tmp_path / "json")), "seconds").run()
     assert sum(slower.waits_s) > sum(Simulation(_SMALL, "seconds").run().waits_s)
+
+
+def test_no_more_requests_come_than_encoders_can_bear() -> None:
+    assert bearable(_SMALL) == _SMALL
+    short = replace(_SMALL, encode_s=0.7, answer_s=0.1)
+    last_s = [max(Simulation(setting, "one").run().waits_s[-100:]) for setting in (bearable(short), short)]
+    assert last_s[0] < 2 * short.encode_s < last_s[1]
