@@ -21,6 +21,8 @@ _PROBE_TIMEOUT_S = 80.0
 _TESTED_TORCH = ("2.11", "2.13")
 """The oldest and the newest minor version."""
 _TESTED_PYTHON = (3, 11)
+_MOST_WAYS = 3
+"""Products that are named as faster in another way."""
 _GIB = 1 << 30
 
 
@@ -113,9 +115,7 @@ def kernels_finding(probe: dict[str, Any]) -> Finding:
     if kernels["source"]:
         found += f", from the {kernels['source']}, results checked against torch"
         if measured := kernels["measured"]:
-            found += (
-                f"; {measured} products measured, {len(kernels['faster'])} of them faster in another way than usual"
-            )
+            found += f"; {measured} products measured, {_faster_ways(kernels['faster'])}"
         return ok(found)
     if kernels["compilers"]:
         return ok(f"{found}, will be compiled at the first start by {kernels['compilers'][0]} (about 15 s)")
@@ -123,6 +123,14 @@ def kernels_finding(probe: dict[str, Any]) -> Finding:
         f"{found}: not in this installation, and there is no compiler",
         "install g++ (apt install g++) or a wheel for this CPU: without them the server is several times slower",
     )
+
+
+def _faster_ways(faster: list[list[float]]) -> str:
+    """What ``--kernel-ways auto`` has chosen. ``faster``: as ``probe`` says it, or JSON."""
+    found = f"{len(faster)} of them faster in another way than usual"
+    most = sorted(faster, key=lambda each: -each[-1])[:_MOST_WAYS]
+    named = (f"{inputs} x {outputs} with {rows} rows by {gain:.0%}" for _, inputs, outputs, rows, gain in most)
+    return f"{found} ({', '.join(named)})" if faster else found
 
 
 def gpu_finding(probe: dict[str, Any], cuda_problem: str) -> Finding:

@@ -22,7 +22,7 @@ def _torch(version: str = "2.13.0+cpu") -> dict[str, Any]:
 def _kernels(**changed: Any) -> dict[str, Any]:
     kernels = {"level": "avx2", "source": "wheel", "compilers": ["/usr/bin/c++"], "correct": True}
     kernels |= {"levels": ["avx2"], "refuses_tiles": False}
-    return {"kernels": {**kernels, "measured": 12, "faster": [(1, 64, 64, 1, 0.2)], **changed}}
+    return {"kernels": {**kernels, "measured": 12, "faster": [(1, 64, 96, 4, 0.2)], **changed}}
 
 
 def _gpu(*peers: int) -> dict[str, Any]:
@@ -54,7 +54,18 @@ def test_a_broken_torch_is_a_line_that_says_what_to_do() -> None:
     ("probe", "status", "words"),
     [
         (_kernels(), "ok", "from the wheel"),
-        (_kernels(), "ok", "12 products measured, 1 of them faster"),
+        (
+            _kernels(),
+            "ok",
+            "12 products measured, 1 of them faster in another way than usual (64 x 96 with 4 rows by 20%)",
+        ),
+        (
+            _kernels(faster=[[1, 64, 64, rows, rows / 100] for rows in (8, 4, 16, 1)]),
+            "ok",
+            "4 of them faster in another way than usual (64 x 64 with 16 rows by 16%, 64 x 64 with 8 rows by 8%, "
+            "64 x 64 with 4 rows by 4%)",
+        ),
+        (_kernels(faster=[]), "ok", "0 of them faster in another way than usual"),
         (_kernels(measured=0, faster=[]), "ok", "checked against torch"),
         (_kernels(source="", correct=None), "ok", "/usr/bin/c++"),
         (_kernels(source="", correct=None, compilers=[]), "warning", "no compiler"),
