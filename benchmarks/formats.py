@@ -7,6 +7,7 @@ which two of them are named, so their perplexity says what the format costs at m
 
     python -m benchmarks.formats --model DIR --gguf model-Q4_K_M.gguf --gguf model-Q6_K.gguf
     python -m benchmarks.formats --model DIR --tokens 200 --window 100 --json formats.json
+    python -m benchmarks.formats --model DIR --only w8 --only FP8
 """
 
 from __future__ import annotations
@@ -28,22 +29,28 @@ from benchmarks.load import report
 from benchmarks.quality import TEXT
 from mmserve.checkpoint.locate import locate
 from mmserve.config.config import Config
-from tests.fakes.quantized_checkpoints import awq, fp8, gptq, packed, quantize_checkpoint
+from tests.fakes.quantized_checkpoints import awq, fp8, gptq, int8, packed, quantize_checkpoint
 
 _WRITTEN = {
     "AWQ, groups of 64": awq(64),
     "GPTQ, 4 bits, groups of 64": gptq(group=64),
+    "GPTQ, 4 bits, groups of 64, act-order": gptq(group=64, desc_act=True),
     "GPTQ, 8 bits, groups of 64": gptq(bits=8, group=64),
     "w4a16, groups of 32": packed(group=32),
+    "w8a16, by outputs": int8(rounds_inputs=False),
+    "w8a8": int8(),
+    "FP8, one scale a matrix": fp8(),
     "FP8, blocks of 64 x 64": fp8((64, 64)),
 }
-"""Groups of 64, as SmolLM2's hidden size is a multiple of 64 and not of 128."""
+"""Groups of 64, as SmolLM2's hidden size is a multiple of 64 and not of 128. With act-order a group is of any inputs,
+not of those that matter alike."""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, type=Path, help="directory of an unquantized text model")
     parser.add_argument("--gguf", type=Path, action="append", default=[], help="the same model; repeatable")
+    parser.add_argument("--only", action="append", metavar="NAME", help="beginning of rows' names; repeatable")
     parser.add_argument("--text", type=Path, default=TEXT, help=f"what is read [{TEXT.name}]")
     parser.add_argument("--tokens", type=int, default=1500, help="of the text, from its beginning")
     parser.add_argument("--window", type=int, default=500, help="tokens read in one piece")
@@ -76,12 +83,23 @@ def main() -> None:
 
 
 def _formats(options: argparse.Namespace, temporary: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """(name, checkpoint, settings of the server). The first is in float32."""
+    """(name, checkpoint, settings of the server). The first is in float32, and is there whatever else is."""
+    chosen = tuple(options.only or [""])
     yield "as stored, `--dtype float32`", options.model, {"dtype": "float32"}
-    yield "as stored, `--dtype bfloat16`", options.model, {"dtype": "bfloat16"}
-    for name in ("int8", "int4"):
-        yield f"`--quantization {name}`", options.model, {"quantization": name}
+    settings = {
+        "as stored, `--dtype bfloat16`": {"dtype": "bfloat16"},
+        **{
+            f"`--quantization {name}`, {dtype}": {"quantization": name, "dtype": dtype}
+            for name in ("int8", "int4")
+            for dtype in ("float32", "bfloat16")
+        },
+    }
+    for name, of_server in settings.items():
+        if name.startswith(chosen):
+            yield name, options.model, of_server
     for name, form in _WRITTEN.items():
+        if not name.startswith(chosen):
+            continue
         directory = temporary / "quantized"
         shutil.copytree(options.model, directory)
         yield name, quantize_checkpoint(directory, form, temporary / "plain"), {}
