@@ -152,15 +152,17 @@ def weight_dtype(
         if device != "cuda" or config.dtype not in ("auto", "bfloat16"):
             raise StartupError("--quantization fp8 is for a GPU and bfloat16: leave out --dtype; a CPU has int8, int4")
         return "bfloat16"
-    on_gpu = device == "cuda" and model.quantization is not None and model.quantization.layout != "gguf"
-    if config.quantization != "none" or (model.quantization is not None and not on_gpu):
-        if device != "cpu" or config.dtype not in ("auto", "float32"):
-            if model.quantization is not None:
-                raise StartupError("a quantised checkpoint is computed with --device cpu and without --dtype")
+    if config.quantization != "none":
+        if device != "cpu" or config.dtype == "float16":
             raise StartupError(
-                f"--quantization {config.quantization} is for a CPU and float32: leave out --dtype and --device, "
-                "or choose fp8 on a GPU"
+                f"--quantization {config.quantization} is for a CPU, and float32 or bfloat16: leave out --device and "
+                "--dtype, or choose fp8 on a GPU"
             )
+        return "float32" if config.dtype == "auto" else config.dtype
+    on_gpu = device == "cuda" and model.quantization is not None and model.quantization.layout != "gguf"
+    if model.quantization is not None and not on_gpu:
+        if device != "cpu" or config.dtype not in ("auto", "float32"):
+            raise StartupError("a quantised checkpoint is computed with --device cpu and without --dtype")
         return "float32"
     if config.dtype == "auto":
         is_fast = fast_bfloat16 and config.kernel_level not in _WITHOUT_BFLOAT16

@@ -57,9 +57,10 @@ def quantized_nbytes(model: ModelSpec, stored_nbytes: int, dtype: Dtype, quantiz
     tables = embedding if text.tie_embeddings else 2 * embedding
     of_layers, of_tables = _QUANTIZED_BITS[quantization]
     quantized = layers * of_layers + tables * of_tables
-    largest = max(embedding, 2 * max(text.intermediate_sizes) * text.hidden_size)  # in float32 until it is quantized
+    largest = max(embedding, 2 * max(text.intermediate_sizes) * text.hidden_size)  # not quantized at first
+    largest_nbytes = largest * DTYPE_BYTES[dtype if quantization == "fp8" else "float32"]
     others_nbytes = max(0, stored_nbytes - (layers + tables) * element_nbytes)
-    return int(quantized / 8) + others_nbytes + largest * element_nbytes
+    return int(quantized / 8) + others_nbytes + largest_nbytes
 
 
 def _needed(model: ModelSpec) -> Iterator[tuple[str, StoredTensor]]:

@@ -359,13 +359,16 @@ def test_threads_default_to_the_number_of_cores(model: ModelSpec) -> None:
     assert _make(model, machine, cpu_threads=4).cpu_threads == 4
 
 
-def test_quantized_weights_are_computed_in_float32_on_a_cpu(model: ModelSpec) -> None:
+def test_what_else_a_server_with_quantized_weights_computes_in(model: ModelSpec) -> None:
     assert _make(model, XEON, quantization="int8").dtype == "float32"
+    for form in ("int8", "int4"):
+        rounded = _make(model, XEON, quantization=form, dtype="bfloat16")
+        assert (rounded.dtype, rounded.activation_dtype, rounded.kv_dtype) == ("bfloat16", "float32", "bfloat16")
     assert "choose fp8 on a GPU" in _refused(model, GPU, quantization="int8")
     assert _make(model, GPU, quantization="fp8").dtype == "bfloat16"
     assert "is for a GPU and bfloat16" in _refused(model, GPU, quantization="fp8", dtype="float16")
     assert "is for a GPU and bfloat16" in _refused(model, XEON, quantization="fp8")
-    assert "leave out" in _refused(model, XEON, quantization="int8", dtype="bfloat16")
+    assert "float32 or bfloat16" in _refused(model, XEON, quantization="int8", dtype="float16")
 
 
 def test_a_quantized_checkpoint_is_computed_in_float32_on_a_cpu(model: ModelSpec) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.startup.weight_memory import loaded_nbytes, part_nbytes
+from mmserve.supervisor.startup.weight_memory import loaded_nbytes, part_nbytes, quantized_nbytes
 from tests.fakes.weight_files import sparse_weights
 from tests.unit.supervisor.startup.test_plan import model
 
@@ -38,6 +38,11 @@ def test_codes_are_counted_as_stored_and_other_numbers_in_float32(model: ModelSp
     save_file(tensors, Path(model.path) / "model.safetensors")
     scheme = QuantizationScheme(method="AWQ", layout="awq", bits=4, group_size=128, zero_points=True)
     assert loaded_nbytes(replace(model, quantization=scheme), "float32", "none") == 64 * 32 * 4 + 10 * 10 * 4
+
+
+def test_weights_are_in_float32_until_a_cpu_has_quantized_them(model: ModelSpec) -> None:
+    short, long = (quantized_nbytes(model, 0, dtype, "int8") for dtype in ("bfloat16", "float32"))
+    assert short == long
 
 
 def test_a_file_without_a_header_is_refused_by_name(model: ModelSpec) -> None:
