@@ -25,6 +25,7 @@ from tests.fakes.checkpoints import EOS, VOCAB, make_llama
 from tests.fakes.engine import BLOCK_TOKENS, Engine, make_runner
 from tests.fakes.grammars import JSON
 from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler
 from tests.unit.router.builders import request
 
 CONTEXT = 192
@@ -159,6 +160,23 @@ def test_answers_do_not_depend_on_what_else_runs(
     assert (metrics["num_preemptions"] > 0) == preempts
     assert metrics["accepted_draft_tokens"] < metrics["draft_tokens"]
     assert metrics["accepted_draft_tokens"] or drafts == OTHER
+
+
+@needs_compiler
+@pytest.mark.parametrize("ngrams", ["", NGRAM])
+@pytest.mark.parametrize(("num_blocks", "chunk", "preempts"), [(200, 16, False), (20, 64, True)])
+def test_the_same_in_bfloat16(directory: Path, num_blocks: int, chunk: int, preempts: bool, ngrams: str) -> None:
+    """With and without drafts, alone and beside others, after hits in the prefix cache and after preemption."""
+    plain = make_runner(directory, dtype="bfloat16", max_model_len=CONTEXT, kv_tokens=200 * BLOCK_TOKENS)
+    runner = make_runner(directory, dtype="bfloat16", max_model_len=CONTEXT, kv_tokens=num_blocks * BLOCK_TOKENS)
+    expected: Answers = {}
+    for message in jobs():
+        expected |= serve(plain, [message])[0]
+    answers, metrics = serve(runner, jobs(), drafts=ngrams, num_blocks=num_blocks, chunk=chunk)
+    assert answers == expected
+    assert metrics["prefix_cache_hits"]
+    assert (metrics["num_preemptions"] > 0) == preempts
+    assert bool(metrics["accepted_draft_tokens"]) == bool(ngrams)
 
 
 def test_answers_are_the_same_on_two_ranks(directory: Path, options: dict[str, Path], drafts: str) -> None:
