@@ -123,7 +123,9 @@ MODES = {
 @contextlib.contextmanager
 def started(peer: Peer, model: Path, capacity: Capacity, setup: Setup) -> Iterator[tuple[Target, float]]:
     """Start the server with the checkpoint. Yields it and the seconds its start took. Raises DoesNotStart with the
-    reason."""
+    reason, also where another server has the port already: its answers would be taken for those of this one."""
+    if _answers(f"http://127.0.0.1:{setup.port}/health"):
+        raise DoesNotStart(f"{peer.name} does not start: another server answers at port {setup.port}")
     preload = [path for path in (text.format(home=setup.home) for text in peer.preload) if Path(path).exists()]
     environment = os.environ | peer.environment | ({"LD_PRELOAD": ":".join(preload)} if preload else {})
     words, url = command(peer, model, capacity, setup), f"http://127.0.0.1:{setup.port}"

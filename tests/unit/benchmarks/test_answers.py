@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from benchmarks.answers.reference import Reference
 from benchmarks.load.cpu import cpu_use
 from benchmarks.peers.limits import check_limits, ratios
 from benchmarks.peers.loads import CLIENTS, PROMPTS, groups
-from benchmarks.peers.servers import MODELS
+from benchmarks.peers.servers import MODELS, Capacity, DoesNotStart, Peer, Setup, started
 
 REFERENCE = Reference(5, [1, 2, 3], ["", "a", "a\ufffd", "aßc"])
 
@@ -96,3 +97,20 @@ def test_the_text_of_the_perplexity_is_not_edited() -> None:
 def test_each_quantization_has_its_limits() -> None:
     row = {"quantization": "int8", "perplexity / none": 1.02, "tokens_per_s / none": 1.4, "tokens_per_s_16 / none": 1.0}
     assert [each["met"] for each in quality.check_limits([{"quantization": "none"}, row])] == ["no", "yes", "yes"]
+
+
+class _Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_a_peer_is_not_measured_where_another_server_answers(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Healthy) as other:
+        threading.Thread(target=other.handle_request).start()
+        setup = Setup(tmp_path, other.server_port, "float32")
+        with (
+            pytest.raises(DoesNotStart, match="another server answers"),
+            started(Peer("peer", "/bin/true"), tmp_path, Capacity(), setup),
+        ):
+            pass
