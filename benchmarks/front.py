@@ -1,10 +1,12 @@
 """What ``mmserve front`` costs: milliseconds that it adds to the first token, and CPU time of replicas' reports.
 
     python -m benchmarks.front
+    python -m benchmarks.front --ray
 
 First token: one server and one front on this machine; requests of one token, one at a time, alternately to the server
-and to the front. All are answered from the caches, so that little but the way remains. Reports: sockets of replicas in
-a process of their own say what they hold and how loaded they are, encrypted; a front's listener in this one hears them.
+and to the front. All are answered from the caches, so that little but the way remains. With --ray both are those of
+``mmserve serve --replicas 1``, and this is all. Reports: sockets of replicas in a process of their own say what they
+hold and how loaded they are, encrypted; a front's listener in this one hears them.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.router.reports.publisher import ReportPublisher
 
 _READY = re.compile(r"ready: (http://[^\s,]+)")
+_REPLICAS_READY = re.compile(r"ready: (http://[^\s,]+), 1 replicas")
 _TIMEOUT_S = 60.0
 _WARM_UP = 20
 _TEXT: Body = {
@@ -77,6 +80,17 @@ def _server_and_front() -> Iterator[tuple[str, str]]:
         yield server.url, front.url
 
 
+@contextlib.contextmanager
+def _server_and_front_on_ray() -> Iterator[tuple[str, str]]:
+    """Their URLs. Ray's log has the server's."""
+    seen: list[str] = []
+    command = ("-m", "mmserve", "serve", "--replicas", "1", "--port", "0", "--dtype", "float32")
+    with server_process(
+        [sys.executable, *command], _REPLICAS_READY, on_line=seen.append, start_timeout_s=150, stop_timeout_s=60
+    ) as front:
+        yield next(found[1] for line in seen if (found := _READY.search(line))), front.url
+
+
 def _first_token_ms(url: str, body: Body) -> float:
     records, _ = asyncio.run(run(url, [body], 1, _TIMEOUT_S))
     if records[0].error:
@@ -84,10 +98,10 @@ def _first_token_ms(url: str, body: Body) -> float:
     return 1e3 * records[0].ttft_s
 
 
-def added(pairs: int) -> list[report.Row]:
+def added(pairs: int, *, on_ray: bool) -> list[report.Row]:
     """Of each request, ``pairs`` to the server and as many to the front."""
     rows: list[report.Row] = []
-    with _server_and_front() as urls:
+    with _server_and_front_on_ray() if on_ray else _server_and_front() as urls:
         for what, body in _requests().items():
             taken = [[_first_token_ms(url, body) for url in urls] for _ in range(_WARM_UP + pairs)][_WARM_UP:]
             direct, through = zip(*taken, strict=True)
@@ -176,13 +190,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=200, help="of requests, for each kind")
     parser.add_argument("--seconds", type=float, default=5, help="for which reports are heard")
+    parser.add_argument("--ray", action="store_true", help="a front and a server on a Ray that is started for them")
     parser.add_argument("--json", metavar="PATH", help="write the rows")
     arguments = parser.parse_args()
     print(report.machine())
-    rows = []
-    for found in (added(arguments.pairs), [reports(each, arguments.seconds) for each in _REPLICAS]):
-        print(f"\n{report.table(found)}", flush=True)
-        rows += found
+    rows = added(arguments.pairs, on_ray=arguments.ray)
+    print(f"\n{report.table(rows)}", flush=True)
+    if not arguments.ray:
+        heard = [reports(each, arguments.seconds) for each in _REPLICAS]
+        print(f"\n{report.table(heard)}", flush=True)
+        rows += heard
     report.write_json(arguments.json, rows)
 
 
