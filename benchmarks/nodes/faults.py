@@ -26,6 +26,8 @@ _OPTIONS = ("--kv-cache-gb", "0.2", "--mm-cache-gb", "0.05", "--cpu-threads", "1
 _FRONT_PORTS = (8101, 8102)
 _CLIENTS, _BODIES, _TOKENS = 12, 23, 160
 _WARMING_S, _BEFORE_S, _LASTS_S, _AFTER_S, _RECOVERS_S = 1.0, 5.0, 10.0, 5.0, 60.0
+_LONGER_AFTER_S = {"slow": 30.0}
+"""Where the rate comes back late."""
 _LOSS = 0.02
 _AWAY_S = 1.0
 """Until a service manager starts what was killed."""
@@ -160,7 +162,7 @@ class _Course:
 
 
 async def _disturbed(
-    stage: Stage, event: Begin, clients: Clients, threads: ThreadPoolExecutor, enough: float = MOST
+    stage: Stage, name: str, clients: Clients, threads: ThreadPoolExecutor, enough: float = MOST
 ) -> _Course:
     loop, load = asyncio.get_running_loop(), asyncio.create_task(clients.run())
     try:
@@ -169,11 +171,11 @@ async def _disturbed(
         await asyncio.sleep(_BEFORE_S)
         busy = await loop.run_in_executor(threads, _until_busy, stage.cluster.nodes[_VICTIM].url)
         begun_s = time.perf_counter()
-        await loop.run_in_executor(threads, event, stage)
+        await loop.run_in_executor(threads, EVENTS[name], stage)
         ended_s = time.perf_counter()
         await loop.run_in_executor(threads, _until_all_serve, stage.cluster)
         all_serve_s = time.perf_counter() - ended_s
-        await asyncio.sleep(_AFTER_S)
+        await asyncio.sleep(_LONGER_AFTER_S.get(name, _AFTER_S))
         pieces_s, end_s = sorted(clients.pieces_s), time.perf_counter()
         found = recovery(pieces_s, before_s, begun_s, end_s, enough)
         return _Course(busy, ended_s - begun_s, all_serve_s, found, undisturbed(pieces_s, before_s, end_s))
@@ -220,7 +222,7 @@ def rows(directory: Path, events: Sequence[str]) -> list[report.Row]:
     with _stage(directory) as stage, ThreadPoolExecutor(1) as threads:
         expected: dict[int, str] = {}
         clients = Clients(stage.urls, bodies, _CLIENTS, expected)
-        enough = asyncio.run(_disturbed(stage, _none, clients, threads)).enough
+        enough = asyncio.run(_disturbed(stage, "none", clients, threads)).enough
         assert len(expected) == len(bodies), "the undisturbed run was too short"
         print(f"the rate is back at {enough:.2f} of that before an event")
         return [_row(stage, name, clients, threads, enough) for name in events]
@@ -230,7 +232,7 @@ def _row(stage: Stage, name: str, before: Clients, threads: ThreadPoolExecutor, 
     """``before``: an undisturbed run."""
     clients = Clients(stage.urls, before.bodies, _CLIENTS, before.expected)
     resumed = _resumed(stage)
-    course = asyncio.run(_disturbed(stage, EVENTS[name], clients, threads, enough))
+    course = asyncio.run(_disturbed(stage, name, clients, threads, enough))
     for error in sorted(set(clients.failed)):
         print(f"  {name}: {error}")
     others = sum(client % len(_FRONT_PORTS) != 0 for client in clients.retried)
