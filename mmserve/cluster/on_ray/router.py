@@ -1,4 +1,4 @@
-"""Ray Serve's router, with our order of replicas. The only file that knows its interface, which is alpha.
+"""Ray Serve's router, with our order of replicas. Its interface is alpha: ``placement`` and ``apps`` use it too.
 
 Ray copies this class with its globals into other processes; a module is not copied but imported there.
 """

@@ -84,3 +84,22 @@ def test_llm_d_listens_where_servers_publish_and_scores_with_plugins_that_are_th
     assert plugins["prefix-cache-scorer"]["prefixMatchInfoProducerName"] in plugins
     (profile,) = config["schedulingProfiles"]
     assert {each["pluginRef"] for each in profile["plugins"]} <= plugins.keys()
+
+
+def test_aibrix_finds_servers_and_their_events_where_they_are() -> None:
+    found = blocks_of((ROOT / "docs/scale.md").read_text(), "docs/scale.md")
+    (code,) = [block.code for block in found if block.language == "yaml" and "model.aibrix.ai" in block.code]
+    deployment, service = yaml.safe_load_all(code)
+    pods = deployment["spec"]["template"]
+    (container,) = pods["spec"]["containers"]
+    parsed, unknown = cli._parser().parse_known_args(container["args"])
+    assert not unknown
+    labels = pods["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert service["metadata"]["name"] == labels["model.aibrix.ai/name"] == parsed.model
+    ports = [int(labels["model.aibrix.ai/port"]), 5557, 5558]
+    assert [each["containerPort"] for each in container["ports"]] == ports
+    events = (parsed.kv_events_endpoint, parsed.kv_events_replay_endpoint)
+    assert (int(parsed.port), *events) == (ports[0], "tcp://*:5557", "tcp://*:5558")
+    assert parsed.kv_events_format == "array"
