@@ -98,9 +98,7 @@ async def http_worker(
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         started = asyncio.Event()
-        process = Process(
-            deployment, "httpserver", 0, 0, ready=lambda details: started.set(), listen_fd=listener.detach()
-        )
+        process = Process(deployment, "httpserver", 0, ready=lambda details: started.set(), listen_fd=listener.detach())
         metrics = MetricsClient(process.endpoints, process.name)
         v1, leases = StubLeases(), StubLeases()
         share = TrafficSplit(process.endpoints.alloc_share, 1.0)

@@ -152,4 +152,4 @@ def fake_process(role: str, run_dir: Path, arena: Arena, model: ModelSpec, **con
         url="",
         version="0",
     )
-    return Process(deployment=deployment, role=role, index=0, incarnation=0, ready=lambda details: None, arena=arena)
+    return Process(deployment=deployment, role=role, index=0, ready=lambda details: None, arena=arena)

@@ -51,7 +51,8 @@ def run(process: Process) -> None:
     scratch = Path(process.deployment.model.path)
     order = scratch / f"order-{process.name}"
     verb, _, reason = (order.read_text() if order.exists() else "serve").partition(" ")
-    _tell(scratch, f"start {process.name} {process.incarnation}")
+    number = _number(scratch, process)
+    _tell(scratch, f"start {process.name} {number}")
     logger.info("%s has started", process.name)
     if verb == "refuse":
         raise StartupError(reason)
@@ -68,14 +69,21 @@ def run(process: Process) -> None:
     process.progress(100, 100, "bytes")
     try:
         process.ready({})
-        _tell(scratch, f"ready {process.name} {process.incarnation}")
+        _tell(scratch, f"ready {process.name} {number}")
         if verb == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if verb == "deaf":
             (scratch / f"go-{process.name}").read_bytes()
         _live(process, scratch)
     finally:
-        _tell(scratch, f"stop {process.name} {process.incarnation}")
+        _tell(scratch, f"stop {process.name} {number}")
+
+
+def _number(scratch: Path, process: Process) -> int:
+    """Of earlier starts."""
+    with (scratch / f"starts-{process.name}").open("ab") as starts:
+        starts.write(b".")
+        return starts.tell() - 1
 
 
 def _live(process: Process, scratch: Path) -> None:

@@ -43,8 +43,6 @@ class Process:
     """cache_server | httpserver | visualserver | router | model_backend | metrics | health"""
     index: int
     """Worker or rank number within the role."""
-    incarnation: int
-    """Number of earlier starts of this role's group."""
     ready: Callable[[dict[str, object]], None]
     """Call once, when the process serves. The details are shown in the ready line."""
     progress: Callable[[int, int, str], None] = field(default=_silent_progress)

@@ -18,7 +18,6 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     role: str
     index: int
-    incarnation: int
     title: str
     target: str
 

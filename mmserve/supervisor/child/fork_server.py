@@ -128,7 +128,6 @@ def _spec_of(request: ForkRequest, fds: list[int], spec: ChildSpec) -> ChildSpec
         spec,
         role=request.role,
         index=request.index,
-        incarnation=request.incarnation,
         title=request.title,
         target=request.target,
         report_fd=report_fd,

@@ -92,7 +92,6 @@ def _process(spec: ChildSpec, reporter: Reporter) -> Process:
         deployment=spec.deployment,
         role=spec.role,
         index=spec.index,
-        incarnation=spec.incarnation,
         ready=reporter.ready,
         progress=reporter.progress,
         accepting=lambda: reporter.send(Accepting()),

@@ -21,7 +21,6 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     deployment: Deployment
     role: str
     index: int
-    incarnation: int
     title: str
     target: str
     """module:function"""

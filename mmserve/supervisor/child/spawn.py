@@ -64,8 +64,8 @@ class Spawner:
         try:
             child = None
             if member.role.forked:
-                child = self._forked(member, incarnation, report_fd, report_write_fd, rendezvous_fd)
-            return child or self._executed(member, incarnation, report_fd, report_write_fd, rendezvous_fd)
+                child = self._forked(member, report_fd, report_write_fd, rendezvous_fd)
+            return child or self._executed(member, report_fd, report_write_fd, rendezvous_fd)
         except BaseException:  # re-raised; without a Child object this end would stay open
             os.close(report_fd)
             raise
@@ -73,16 +73,12 @@ class Spawner:
             # Only the child keeps this end, so that its exit gives end of file.
             os.close(report_write_fd)
 
-    def _forked(
-        self, member: Member, incarnation: int, report_fd: int, report_write_fd: int, rendezvous_fd: int | None
-    ) -> Child | None:
+    def _forked(self, member: Member, report_fd: int, report_write_fd: int, rendezvous_fd: int | None) -> Child | None:
         """None if no fork server serves now."""
         if self._link is None or self._fork_server is None:
             return None
         role = member.role
-        request = ForkRequest(
-            role=role.name, index=member.index, incarnation=incarnation, title=member.title, target=role.target
-        )
+        request = ForkRequest(role=role.name, index=member.index, title=member.title, target=role.target)
         fds = (report_write_fd,) if rendezvous_fd is None else (report_write_fd, rendezvous_fd)
         try:
             forked = self._link.fork(request, fds)
@@ -92,15 +88,12 @@ class Spawner:
             return None
         return None if forked is None else Child(member, *forked, report_fd)
 
-    def _executed(
-        self, member: Member, incarnation: int, report_fd: int, report_write_fd: int, rendezvous_fd: int | None
-    ) -> Child:
+    def _executed(self, member: Member, report_fd: int, report_write_fd: int, rendezvous_fd: int | None) -> Child:
         link = ForkLink() if member.role.preloads else None
         spec = ChildSpec(
             deployment=self._deployment,
             role=member.role.name,
             index=member.index,
-            incarnation=incarnation,
             title=member.title,
             target=member.role.target,
             report_fd=report_write_fd,

@@ -21,7 +21,6 @@ def main() -> None:
         deployment=codec.decode(Path(sys.argv[1]).read_bytes()),
         role="httpserver",
         index=int(sys.argv[2]),
-        incarnation=0,
         ready=lambda details: print(port, flush=True),
         arena=Arena.create(1 << 16),
         listen_fd=listener.detach(),

@@ -46,7 +46,6 @@ def main() -> None:
         deployment=codec.decode(Path(file).read_bytes()),
         role="model_backend",
         index=int(rank),
-        incarnation=3,
         ready=lambda details: print(json.dumps(details), flush=True),
         arena=Arena.attach(int(arena_fd)),
         rendezvous=Path(file).with_name("ranks"),

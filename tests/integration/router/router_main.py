@@ -24,7 +24,6 @@ def main() -> None:
         deployment=codec.decode(Path(sys.argv[1]).read_bytes()),
         role="router",
         index=0,
-        incarnation=0,
         ready=lambda details: print(json.dumps(details), flush=True),
     )
     run(process)

@@ -29,13 +29,6 @@ def test_router_and_ranks_restart_as_one_engine(victim: str) -> None:
         assert len(restarted) == 3
 
 
-def test_a_restarted_process_is_given_its_incarnation() -> None:
-    with supervised() as server:
-        server.until_ready()
-        server.process("router").kill()
-        assert server.until("start model_backend-0 1")
-
-
 def test_the_cache_server_restarts_alone_and_its_epoch_rises() -> None:
     with supervised() as server:
         server.until_ready()

@@ -25,7 +25,7 @@ def test_the_arena_is_mapped_at_start_only_with_prefault(
     model.mkdir()
     deployment = deployment_of(write_chat_model(model), run_dir=str(tmp_path), prefault=prefault)
     arena = Arena.create(1 << 16)
-    process = Process(deployment, "httpserver", 0, 0, ready=lambda details: None, arena=arena)
+    process = Process(deployment, "httpserver", 0, ready=lambda details: None, arena=arena)
 
     async def scenario() -> None:
         with closing(MetricsClient(process.endpoints, process.name)) as metrics:
