@@ -11,8 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from benchmarks.checkpoints.shapes import SMALL
 from benchmarks.checkpoints.text_shapes import TEXT_SHAPES, num_parameters, text_config
-from benchmarks.load import report
-from benchmarks.text_families import compared
+from benchmarks.text_families import Round, compared
 from mmserve.checkpoint.registry import read_model
 
 
@@ -28,10 +27,18 @@ def test_parameters_of_a_checkpoint_are_counted(tmp_path: Path) -> None:
     assert num_parameters(tmp_path) == 22
 
 
-def test_a_rate_counts_for_each_parameter() -> None:
-    def row(family: str, billions: float, rate: float) -> report.Row:
-        rates = {f"{load} tokens/s": rate for load in ("prefill", "decode", "batch")}
-        return {"family": family, "billions of parameters": billions, **rates}
+def test_a_rate_counts_for_each_parameter_beside_that_of_the_same_round() -> None:
+    """The machine is half as fast in the second round, and in the last while Qwen3 is measured."""
 
-    found = compared([row("llama", 1.0, 10.0), row("qwen2", 2.0, 5.0), row("qwen3", 1.0, 9.0)])
+    def one_round(**rates: float) -> Round:
+        return {family: dict.fromkeys(("prefill", "decode", "batch"), rate) for family, rate in rates.items()}
+
+    found = compared(
+        [
+            one_round(llama=10.0, qwen2=5.0, qwen3=9.0),
+            one_round(llama=5.0, qwen2=2.5, qwen3=4.5),
+            one_round(llama=10.0, qwen2=5.0, qwen3=4.5),
+        ],
+        {"llama": 1.0, "qwen2": 2.0, "qwen3": 1.0},
+    )
     assert [(each["got"], each["met"]) for each in found] == [(1.0, "yes")] * 3 + [(0.9, "no")] * 3
