@@ -65,8 +65,12 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def report(directory: Path, impl: ModelImpl) -> ModelReport:
     """Raises StartupError with the reason if it cannot be served."""
+    # Imported here, as in _pictures.
+    from mmserve.httpserver.prompt.model_tokenizer import read_tokenizer
+
     facts = model_facts.of_files(read_model(directory, impl))
     model, config = facts.model, read_config(directory)
+    read_tokenizer(model)
     text, arena_nbytes = model.text, facts.arena_nbytes(Config())
     weights = {dtype: facts.weights(dtype) for dtype in DTYPES}
     token_nbytes = {dtype: facts.kv_token_nbytes(1, dtype) for dtype in DTYPES}

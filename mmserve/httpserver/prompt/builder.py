@@ -9,12 +9,10 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.call import LeasedItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import (
@@ -30,13 +28,12 @@ from mmserve.httpserver.prompt.guarded_encoding import EncodedText, GuardedEncod
 from mmserve.httpserver.prompt.image_texts import PlacesMismatch
 from mmserve.httpserver.prompt.inline_system import fold_late_system
 from mmserve.httpserver.prompt.media_spans import LeasedRun, runs_of
+from mmserve.httpserver.prompt.model_tokenizer import image_texts, read_tokenizer
 from mmserve.httpserver.prompt.template.chat_template import ChatTemplate, template_of
 from mmserve.httpserver.prompt.template.variables import template_variables
-from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.httpserver.prompt.turns import Turn, turns
 from mmserve.processors.interface import Expansion
-from mmserve.processors.registry import processor_for
-from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
 _TAIL_CHARS = 200
 """End of the rendered text that is kept: longer than any marker of reasoning, with white space after it."""
@@ -48,18 +45,12 @@ class PromptBuilder:
     def __init__(self, deployment: Deployment) -> None:
         """Reads tokenizer and chat template. Raises StartupError."""
         model = deployment.model
-        checkpoint = Path(model.path)
         source = template_of(model)
         self._max_model_len = deployment.max_model_len
         self._vocab_size = model.text.vocab_size
         self._image_token_id = model.image_token_id
         self._is_multimodal = model.vision is not None
-        placeholder, row_token = _image_texts(model)
-        self._tokenizer = ChatTokenizer(checkpoint, source or "", image_texts=[*filter(None, (placeholder, row_token))])
-        if row_token and self._tokenizer.raw.token_to_id(row_token) != model.image_token_id:
-            raise StartupError(
-                f"{checkpoint}: the tokenizer has no token {row_token!r} with config.json's id {model.image_token_id}"
-            )
+        self._tokenizer = read_tokenizer(model)
         self._encoder: GuardedEncoder | None = None
         self._takes_strings = self._takes_parts = self._takes_late_system = False
         if source is not None:
@@ -67,7 +58,7 @@ class PromptBuilder:
             template = ChatTemplate(source, self._tokenizer.special_tokens, prompt_chars=longest)
             self._takes_strings, self._takes_parts = template.takes_strings, template.takes_parts
             self._takes_late_system = template.takes_late_system
-            self._encoder = GuardedEncoder(template, self._tokenizer, self._check_text, placeholder)
+            self._encoder = GuardedEncoder(template, self._tokenizer, self._check_text, image_texts(model)[0])
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -230,12 +221,6 @@ class PromptBuilder:
             prompt_tokens=num_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
         )
-
-
-def _image_texts(model: ModelSpec) -> tuple[str, str]:
-    """(placeholder, row token) of a model; empty for a text model."""
-    processor = processor_for(model)
-    return ("", "") if processor is None else (processor.placeholder, processor.row_token)
 
 
 def _places(ids: Sequence[int], wanted: int | None) -> Iterator[int]:

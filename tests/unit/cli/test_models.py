@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from mmserve.checkpoint.catalogue import entries
 from mmserve.checkpoint.registry import ARCHITECTURES
 from mmserve.cli import main as cli
 from mmserve.supervisor.startup import tensor_check
+from tests.fakes.chat_models import make_tokenizer
 from tests.fakes.weight_files import sparse_weights
 
+TOKENIZER = make_tokenizer("byte-level")
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -29,9 +32,15 @@ LLAMA: dict[str, Any] = {
 
 
 def checkpoint(directory: Path, **changes: Any) -> str:
-    (directory / "config.json").write_text(json.dumps(LLAMA | changes))
+    write_config(directory, LLAMA | changes)
     sparse_weights(directory, {"model.norm.weight": 3 << 29}, "BF16")
     return str(directory)
+
+
+def write_config(directory: Path, config: dict[str, Any]) -> None:
+    """With a tokenizer."""
+    (directory / "config.json").write_text(json.dumps(config))
+    TOKENIZER.save(str(directory / "tokenizer.json"))
 
 
 @pytest.fixture
@@ -81,6 +90,7 @@ def test_what_a_checkpoint_needs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 LLAVA: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
     "model_type": "llava",
+    "image_token_index": TOKENIZER.token_to_id("<image>"),
     "text_config": LLAMA | {"max_position_embeddings": 8192},
     "dtype": "bfloat16",
 }
@@ -96,7 +106,7 @@ LLAVA_TENSORS = {
 @pytest.mark.usefixtures("any_tensors")
 def test_what_the_pictures_of_a_checkpoint_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """LLaVA-1.5's defaults: 576 rows, here 1024 wide. Constants in the files are not counted."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAVA))
+    write_config(tmp_path, LLAVA)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(CLIP_336))
     sparse_weights(tmp_path, LLAVA_TENSORS, "BF16")
     report = json.loads(run(capsys, str(tmp_path), "--json")[1])
@@ -119,7 +129,7 @@ def test_what_the_pictures_of_a_checkpoint_need(tmp_path: Path, capsys: pytest.C
 @pytest.mark.usefixtures("any_tensors")
 def test_pictures_that_the_arena_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = LLAVA | {"text_config": LLAMA | {"hidden_size": 1 << 18, "num_attention_heads": 4096}}
-    (tmp_path / "config.json").write_text(json.dumps(wide))
+    write_config(tmp_path, wide)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(CLIP_336))
     sparse_weights(tmp_path, LLAVA_TENSORS, "BF16")
     assert "too little for the largest picture: raise --mm-cache-gb" in run(capsys, str(tmp_path))[1]
@@ -165,6 +175,37 @@ def test_why_a_checkpoint_is_not_served(
     code, printed = run(capsys, checkpoint(tmp_path, **changes), "--json")
     assert code == 1
     assert reason in json.loads(printed)["problem"]
+
+
+@pytest.mark.usefixtures("any_tensors")
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (Path.unlink, "holds no tokenizer.json"),
+        (lambda file: file.write_text("{"), "cannot read"),
+        (lambda file: file.write_text("{}"), "cannot read the tokenizer of"),
+    ],
+)
+def test_a_tokenizer_that_is_not_readable_is_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], reason: str
+) -> None:
+    directory = checkpoint(tmp_path)
+    damage(tmp_path / "tokenizer.json")
+    code, printed = run(capsys, directory)
+    assert code == 1
+    assert reason in printed
+
+
+@pytest.mark.usefixtures("any_tensors")
+def test_a_tokenizer_without_the_models_image_token_is_a_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(tmp_path, LLAVA | {"image_token_index": 5000})
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(CLIP_336))
+    sparse_weights(tmp_path, LLAVA_TENSORS, "BF16")
+    code, printed = run(capsys, str(tmp_path), "--json")
+    assert code == 1
+    assert "the tokenizer has no token '<image>' with config.json's id 5000" in json.loads(printed)["problem"]
 
 
 def test_a_quantized_checkpoint_says_its_scheme_and_what_its_codes_take(
