@@ -1,4 +1,4 @@
-"""Settings of transformers' CLIP image processor, and the sizes that follow from them."""
+"""Settings of transformers' CLIP image processor, and the views that follow from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from PIL import Image
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.processors import settings
 from mmserve.processors.pixels.resizing import check_working_pixels
-from mmserve.processors.pixels.values import ValueSettings
+from mmserve.processors.pixels.values import ValueSettings, background
+from mmserve.processors.pixels.view_plan import Cut, Resizing, ViewPlan
 from mmserve.runtime.errors import StartupError
 
 Edge = Annotated[int, Meta(ge=1)]
@@ -85,3 +86,15 @@ def resized_size(settings: ClipSettings, width: int, height: int) -> tuple[int, 
             height, width = sides
         check_working_pixels((width, height))
     return width, height
+
+
+def view_plan(settings: ClipSettings, width: int, height: int) -> ViewPlan:
+    """Padded, resized, cropped in the middle. Raises MediaError."""
+    size = resized_size(settings, width, height)
+    tile, edge = size, max(width, height)
+    if settings.do_center_crop and (crop := both_sides(settings.crop_size)):
+        tile = crop[1], crop[0]
+    canvas = (edge, edge) if settings.pads_to_square and width != height else None
+    cut = Cut(1, (size[0] - tile[0]) // 2, (size[1] - tile[1]) // 2)
+    resizing = Resizing(0, size, canvas=canvas)
+    return ViewPlan((width, height), (resizing,), (cut,), tile, settings.resample, background(settings))

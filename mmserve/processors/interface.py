@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmserve.messages.media import Grid
+from mmserve.processors.pixels.view_plan import ViewPlan
 
 
 class Run(NamedTuple):
@@ -55,6 +56,9 @@ class Views(NamedTuple):
     grids: npt.NDArray[np.int32]
     """[views, 3]. Of a patch tower: (t, h, w) of each view in patches. Of a tile tower: (1, rows, columns) of a grid of
     tiles, without the tile of the whole picture; or (1, 1, 1) for each of its views."""
+    plan: ViewPlan | None = None
+    """None: the pixels are the views. Else they are the picture itself, upright, [1, height, width, 3], of which the
+    tower's device makes the views."""
 
 
 class ImageProcessor(Protocol):
@@ -97,14 +101,17 @@ class ImageProcessor(Protocol):
         """The same for all settings that a request may change. None: the tower takes the bytes themselves."""
         ...
 
-    def views(self, data: bytes | memoryview) -> Views:
-        """Decode and process a compressed picture. Raises MediaError."""
+    def views(self, data: bytes | memoryview, *, whole: bool = False) -> Views:
+        """Decode and process a compressed picture. Raises MediaError.
+
+        ``whole``: the tower's device can make the views, so a picture for which that is right is only decoded.
+        """
         ...
 
-    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
+    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int, *, whole: bool = False) -> int:
         """Estimated peak memory of ``views`` for a picture of this size, the result included. Raises MediaError.
 
-        ``loading_nbytes``: of its decoder, from ``picture.Header``.
+        ``loading_nbytes``: of its decoder, from ``picture.Header``. ``whole``: the most that either way takes.
         """
         ...
 

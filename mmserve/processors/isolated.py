@@ -105,7 +105,7 @@ def _asked(question: bytes) -> tuple[Processing, bytes]:
 
 def _packed(views: Views) -> bytes:
     """The shapes of both arrays, the grids, the pixels."""
-    shapes = msgspec.msgpack.encode([each.shape for each in views])
+    shapes = msgspec.msgpack.encode([each.shape for each in (views.pixels, views.grids)])
     return b"".join((bytes([len(shapes)]), shapes, views.grids.data, views.pixels.data))
 
 

@@ -83,9 +83,11 @@ def run(process: Process) -> None:
     processor = processor_for(deployment.model)
     assert processor is not None, "a text model has no visual server"
     slices = slices_of(tower, process, platform)
-    rows_of = computing_rows(tower, processor.form, platform, slices)
+    resize = platform.picture_resize()
+    rows_of = computing_rows(tower, processor.form, platform, slices, resize)
     rows_of = _sharing_cores(rows_of, process, platform, busy_towers)
-    serve(process, rows_of, counter, encoder_device(platform, process.arena, slices))
+    device = encoder_device(platform, process.arena, slices, takes_whole=resize is not None)
+    serve(process, rows_of, counter, device)
 
 
 def serve(
@@ -197,7 +199,7 @@ def _pipeline(
         arena.map_all()
     # Images that are decoded, one a thread, and images that are encoded.
     journal = WorkJournal(process.endpoints.visual_work(process.index), 2 * _batch_images(deployment))
-    pictures = GuardedDecoder(processors, IsolatedDecoder(deployment.model), journal)
+    pictures = GuardedDecoder(processors, IsolatedDecoder(deployment.model), journal, whole=device.takes_whole)
     queue = BatchQueue(_batch_images(deployment), config.max_queued_mm_requests)
     return Pipeline(
         queue,

@@ -34,4 +34,4 @@ def numbers(processor: ImageProcessor, data: bytes) -> Numbers:
 def read_by_tower(processor: ImageProcessor, pictures: Sequence[Views]) -> list[ViewTensors]:
     """Of decoded pictures."""
     inputs = PixelInputs(processor.form, PlainTransfers(torch.device("cpu")), torch.float32)
-    return inputs([PixelTensors(*map(torch.from_numpy, each)) for each in pictures]) if pictures else []
+    return inputs([PixelTensors.of(each) for each in pictures]) if pictures else []

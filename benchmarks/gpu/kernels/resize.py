@@ -21,7 +21,7 @@ _PICTURES: tuple[tuple[str, Size, Size], ...] = (
     ("BICUBIC", (1536, 1536), (980, 980)),
     ("BILINEAR", (1280, 853), (896, 896)),
     ("LANCZOS", (1600, 1200), (2048, 1536)),
-    ("BOX", (1000, 700), (336, 336)),
+    ("BOX", (600, 1000), (336, 336)),
 )
 _SMALL = 16
 """What the sides of pictures are divided by for a run that only shows that the code works."""

@@ -55,10 +55,7 @@ def processed(spec: ModelSpec, files: Sequence[bytes]) -> tuple[Picture, ...]:
     found = processor_for(spec)
     assert found is not None, "a text model"
     processor = found.among(len(files))
-    return tuple(
-        Picture(PixelTensors(*map(torch.from_numpy, processor.views(file))), processor.expand(*_size(file)))
-        for file in files
-    )
+    return tuple(Picture(PixelTensors.of(processor.views(file)), processor.expand(*_size(file))) for file in files)
 
 
 def _size(file: bytes) -> tuple[int, int]:

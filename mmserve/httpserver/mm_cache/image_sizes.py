@@ -19,6 +19,8 @@ class ImageSizes:
     def __init__(self, deployment: Deployment) -> None:
         self._row_nbytes = deployment.embed_row_nbytes
         self._processors = image_processors_for(deployment.model)
+        self._whole = deployment.device == "cuda"
+        """Pictures may go to the tower's device whole."""
 
     def expansions(self, items: Sequence[MediaItem]) -> list[Expansion]:
         """What each image becomes in a prompt. Raises MediaError."""
@@ -38,7 +40,9 @@ class ImageSizes:
     def decoded_nbytes(self, items: Sequence[MediaItem]) -> list[int]:
         """Estimated memory for decoding each image."""
         return [
-            self._processor(item.processing).decoded_nbytes(item.width, item.height, item.loading_nbytes)
+            self._processor(item.processing).decoded_nbytes(
+                item.width, item.height, item.loading_nbytes, whole=self._whole
+            )
             for item in items
         ]
 

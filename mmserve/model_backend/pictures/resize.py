@@ -10,6 +10,7 @@ from PIL import Image
 
 from mmserve.model_backend.transfers import Transfers
 from mmserve.processors.pixels.coefficients import BITS, coefficients
+from mmserve.processors.pixels.resizing import columns_first
 from mmserve.processors.pixels.sources import Size
 
 _MAX_KEPT = 128
@@ -20,9 +21,10 @@ class PictureResize(Protocol):
     """Of one device."""
 
     def __call__(self, picture: torch.Tensor, size: Size, resample: Image.Resampling, /) -> torch.Tensor:
-        """uint8 [height, width, 3] of the device, resized first along its lines. Does not wait for the device.
+        """uint8 [height, width, 3] of the device, resized. Does not wait for the device.
 
-        ``picture``: the numbers of a line lie next to each other. ``resample``: one of ``coefficients.FILTERS``.
+        ``picture``: the numbers of a line lie next to each other. ``resample``: one of ``coefficients.FILTERS``. The
+        order of the passes is Pillow's (``resizing.columns_first``), where it is known.
         """
         ...
 
@@ -47,11 +49,12 @@ class TorchResize:
         self._weights = lru_cache(_MAX_KEPT)(made)
 
     def __call__(self, picture: torch.Tensor, size: Size, resample: Image.Resampling, /) -> torch.Tensor:
-        width, height = size
-        if picture.shape[1] != width:
-            picture = self._lines(picture, self._weights(picture.shape[1], width, resample))
-        if picture.shape[0] != height:
-            picture = self._columns(picture, self._weights(picture.shape[0], height, resample))
+        height, width, _ = picture.shape
+        lines = (self._lines, width, size[0])
+        columns = (self._columns, height, size[1])
+        for along, length, result in (columns, lines) if columns_first((width, height), size) else (lines, columns):
+            if length != result:
+                picture = along(picture, self._weights(length, result, resample))
         return picture
 
     def _lines(self, picture: torch.Tensor, weights: Weights) -> torch.Tensor:

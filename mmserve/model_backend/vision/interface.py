@@ -10,15 +10,28 @@ from torch import nn
 
 from mmserve.messages.media import ExpandedImage, Size
 from mmserve.model_backend.layers.target import Target
+from mmserve.processors.interface import Views
+from mmserve.processors.pixels.view_plan import ViewPlan
 
 
 class PixelTensors(NamedTuple):
     """One decoded picture: ``processors.interface.Views`` as tensors of the host."""
 
     pixels: torch.Tensor
-    """uint8: [1, height, width, 3], or tiles [k, S, S, 3]."""
+    """uint8: [1, height, width, 3], or tiles [k, S, S, 3]; with a plan the picture itself."""
     grids: torch.Tensor
     """int32 [views, 3]."""
+    plan: ViewPlan | None = None
+
+    @classmethod
+    def of(cls, views: Views) -> PixelTensors:
+        """Without a copy."""
+        return cls(torch.from_numpy(views.pixels), torch.from_numpy(views.grids), views.plan)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the views, whether they are made yet or not."""
+        return self.plan.nbytes if self.plan else self.pixels.nbytes
 
 
 class ViewTensors(NamedTuple):

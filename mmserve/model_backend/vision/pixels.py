@@ -1,8 +1,8 @@
 """The bytes of decoded pictures -> the numbers that a vision tower reads, on its device.
 
-Bytes go there in one copy for all pictures of a batch, whatever their sizes: a quarter of what the numbers take, or an
+The bytes of all views of a batch go there in one copy, whatever their sizes: a quarter of what the numbers take, or an
 eighth where each patch holds a picture twice. Every device then finds the same numbers, to the bit: it moves bytes and
-looks numbers up. On a CPU numpy does that, ten times as fast as torch.
+looks numbers up. On a CPU numpy does that, ten times as fast as torch. Whole pictures are resized there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from mmserve.model_backend.pictures.resize import PictureResize
+from mmserve.model_backend.pictures.views import planned_views
 from mmserve.model_backend.transfers import Transfers
 from mmserve.model_backend.vision.interface import PixelTensors, ViewTensors
 from mmserve.processors.interface import PixelForm
@@ -25,10 +27,17 @@ _LEVELS = 256
 
 
 class PixelInputs:
-    """``form``: of the family's image processor. ``dtype``: to which the tower rounds numbers."""
+    """``form``: of the family's image processor. ``dtype``: to which the tower rounds numbers. ``resize``: of a device
+    that gets pictures whole."""
 
-    def __init__(self, form: PixelForm | None, transfers: Transfers, dtype: torch.dtype) -> None:
-        self._form, self._transfers = form, transfers
+    def __init__(
+        self,
+        form: PixelForm | None,
+        transfers: Transfers,
+        dtype: torch.dtype,
+        resize: PictureResize | None = None,
+    ) -> None:
+        self._form, self._transfers, self._resize = form, transfers, resize
         if form is not None:
             channels, device = torch.arange(len(form.values), dtype=torch.int32), transfers.device
             self._table = torch.from_numpy(form.values).to(device, dtype).view(-1, 1)
@@ -39,14 +48,27 @@ class PixelInputs:
     def __call__(self, pictures: Sequence[PixelTensors]) -> list[ViewTensors]:
         """Of at least one picture. Does not wait for the device."""
         if self._form is None:
-            return [ViewTensors(*picture) for picture in pictures]
+            return [ViewTensors(picture.pixels, picture.grids) for picture in pictures]
+        made = iter(self._sent([picture for picture in pictures if picture.plan is None]))
+        return [
+            ViewTensors(self._values(self._views(picture) if picture.plan else next(made), self._form), picture.grids)
+            for picture in pictures
+        ]
+
+    def _sent(self, pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
+        """Views on the device."""
+        if not pictures:
+            return []
         flat = [picture.pixels.flatten() for picture in pictures]
         sent = self._transfers.to_device(flat[0] if len(flat) == 1 else torch.cat(flat))
         parts = torch.split(sent, [len(part) for part in flat])
-        return [
-            ViewTensors(self._values(part.view(picture.pixels.shape), self._form), picture.grids)
-            for part, picture in zip(parts, pictures, strict=True)
-        ]
+        return [part.view(picture.pixels.shape) for part, picture in zip(parts, pictures, strict=True)]
+
+    def _views(self, picture: PixelTensors) -> torch.Tensor:
+        """Made on the device. Each picture has a copy of its own, so that the device holds one of them at a time."""
+        assert self._resize is not None, "this device gets no whole pictures"
+        assert picture.plan is not None
+        return planned_views(self._transfers.to_device(picture.pixels[0]), picture.plan, self._resize)
 
     def _values(self, pixels: torch.Tensor, form: PixelForm) -> torch.Tensor:
         if self._host_table is not None:

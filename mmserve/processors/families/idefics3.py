@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.processors.image_files.picture import decode
-from mmserve.processors.image_files.upright import UprightPicture
-from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run
 from mmserve.processors.pixels.patch_processor import ResizeSettings
-from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Size
 from mmserve.processors.pixels.tile_grids import first_size, whole_tiles
 from mmserve.processors.pixels.tile_processor import tower_of
-from mmserve.processors.pixels.values import RGB, channel_values, fill
+from mmserve.processors.pixels.values import channel_values
+from mmserve.processors.pixels.view_plan import Cut, Resizing, ViewPlan
+from mmserve.processors.pixels.views import PlannedViews
 from mmserve.processors.settings import changeable, load_settings
 
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -72,7 +70,7 @@ def processor(model: ModelSpec) -> Idefics3Processor:
     return Idefics3Processor(model, load_settings(model, Idefics3Settings, unused=_UNUSED))
 
 
-class Idefics3Processor:
+class Idefics3Processor(PlannedViews):
     def __init__(self, model: ModelSpec, settings: Idefics3Settings) -> None:
         """Raises StartupError for tiles that are not those of the vision tower."""
         self._settings, self._side = settings, settings.max_image_size.longest_edge
@@ -115,26 +113,22 @@ class Idefics3Processor:
         before = "".join(f"{line}\n" for line in lines) + ("\n" if lines else "")
         return Expansion(f"{before}{_FAKE}{_GLOBAL}{self.row_token}{_FAKE}", (self._tile,) * layout.num_tiles)
 
-    def views(self, data: bytes | memoryview) -> Views:
-        """Tiles [k, side, side, 3] row by row, the whole picture last. Raises MediaError."""
-        picture, side, resample = decode(data), self._side, self._settings.resample
-        layout = self.layout(*picture.size)
-        first = resized(picture, layout.first, resample)
-        del picture
-        tiled = resized(UprightPicture(first), layout.tiled, resample)
-        del first
-        tiles = np.empty((layout.num_tiles, side, side, RGB), np.uint8)
-        for index in range(layout.num_tiles - 1):
-            row, column = divmod(index, layout.columns)
-            fill(tiles[index], tiled, left=side * column, top=side * row)
-        fill(tiles[-1], tiled.resize((side, side), resample))
-        return Views(tiles, np.array([(1, layout.rows, layout.columns)], np.int32))
+    def plan(self, width: int, height: int) -> ViewPlan:
+        """Tiles [k, side, side, 3] row by row, the whole picture last."""
+        layout, tile = self.layout(width, height), (self._side, self._side)
+        tiles = (Cut(2, columns=layout.columns, rows=layout.rows),) if layout.rows else ()
+        return ViewPlan(
+            (width, height),
+            (Resizing(0, layout.first), Resizing(1, layout.tiled), Resizing(2, tile)),
+            (*tiles, Cut(3)),
+            tile,
+            self._settings.resample,
+        )
 
-    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
-        """See ``ImageProcessor``. Raises MediaError."""
+    def grids(self, width: int, height: int) -> Sequence[tuple[int, int, int]]:
+        """One: of the tiles without that of the whole picture."""
         layout = self.layout(width, height)
-        steps = [((width, height), layout.first), (layout.first, layout.tiled)]
-        return peak_nbytes(loading_nbytes, steps, RGB * layout.num_tiles * self._side**2)
+        return ((1, layout.rows, layout.columns),)
 
     def settings_digest(self) -> bytes:
         """See ``ImageProcessor``."""

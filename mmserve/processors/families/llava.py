@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.clip import ClipVision
-from mmserve.processors import clip_pixels, clip_settings
-from mmserve.processors.image_files.picture import decode
-from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
+from mmserve.processors import clip_settings
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run
 from mmserve.processors.pixels.values import channel_values
+from mmserve.processors.pixels.view_plan import ViewPlan
+from mmserve.processors.pixels.views import PlannedViews
 from mmserve.processors.settings import changeable
-
-_ONE_TILE = np.ones((1, 3), np.int32)
 
 
 def processor(model: ModelSpec) -> LlavaProcessor:
@@ -25,7 +23,7 @@ def processor(model: ModelSpec) -> LlavaProcessor:
     return LlavaProcessor(model)
 
 
-class LlavaProcessor:
+class LlavaProcessor(PlannedViews):
     def __init__(self, model: ModelSpec) -> None:
         """Read the checkpoint's settings. Raises StartupError."""
         assert isinstance(model.vision, ClipVision)
@@ -48,13 +46,13 @@ class LlavaProcessor:
         clip_settings.resized_size(self._settings, width, height)
         return self._expansion
 
-    def views(self, data: bytes | memoryview) -> Views:
+    def plan(self, width: int, height: int) -> ViewPlan:
         """One tile [1, image_size, image_size, 3]. Raises MediaError."""
-        return Views(clip_pixels.pixels(self._settings, decode(data))[None], _ONE_TILE)
+        return clip_settings.view_plan(self._settings, width, height)
 
-    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
-        """See ``ImageProcessor``."""
-        return clip_pixels.decoded_nbytes(self._settings, width, height, loading_nbytes)
+    def grids(self, width: int, height: int) -> Sequence[tuple[int, int, int]]:
+        """One tile."""
+        return ((1, 1, 1),)
 
     def settings_digest(self) -> bytes:
         """See ``ImageProcessor``."""

@@ -62,12 +62,12 @@ class WholePictures:
         assert self._vision.rows, "the rows of this picture must be counted by a visual server"
         return self._expansion
 
-    def views(self, data: bytes | memoryview) -> Views:
-        """Raises MediaError."""
+    def views(self, data: bytes | memoryview, *, whole: bool = False) -> Views:
+        """In either way. Raises MediaError."""
         picture = decode(data)
         return Views(np.array(picture.rgb(0, 0, *picture.size))[None], _ONE_VIEW)
 
-    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
+    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int, *, whole: bool = False) -> int:
         """See ``ImageProcessor``."""
         return loading_nbytes + _PIXEL_NBYTES * width * height
 

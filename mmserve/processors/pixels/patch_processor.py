@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from PIL import Image
 
-from mmserve.processors.image_files.picture import decode
-from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run, Views
-from mmserve.processors.pixels.resizing import peak_nbytes, resized
-from mmserve.processors.pixels.sources import Size, Source
-from mmserve.processors.pixels.values import RGB, ValueSettings, channel_values, fill
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Run
+from mmserve.processors.pixels.sources import Size
+from mmserve.processors.pixels.values import ValueSettings, channel_values
+from mmserve.processors.pixels.view_plan import Cut, Resizing, ViewPlan
+from mmserve.processors.pixels.views import PlannedViews
 from mmserve.processors.settings import changeable
 
 
@@ -48,7 +47,7 @@ class Patches(NamedTuple):
         return self.side * self.merge
 
 
-class PatchProcessor(ABC):
+class PatchProcessor(PlannedViews):
     """Resizes a picture to whole rows and cuts it into patches. A family says to which size, and what the text is."""
 
     def __init__(self, settings: ResizeSettings, patches: Patches, *, row_token: str, max_rows: int) -> None:
@@ -80,22 +79,17 @@ class PatchProcessor(ABC):
         resized_width, resized_height = self.resized_size(width, height)
         return resized_width // self._patches.row_side, resized_height // self._patches.row_side
 
-    def views(self, data: bytes | memoryview) -> Views:
-        """The resized picture and its grid (1, lines, columns) of patches. Raises MediaError."""
-        image, side = self._resized(decode(data)), self._patches.side
-        pixels = np.empty((1, image.height, image.width, RGB), np.uint8)
-        fill(pixels[0], image)
-        return Views(pixels, np.array([(1, image.height // side, image.width // side)], np.int32))
+    def plan(self, width: int, height: int) -> ViewPlan:
+        """The resized picture. Raises MediaError."""
+        size = self.resized_size(width, height)
+        return ViewPlan((width, height), (Resizing(0, size),), (Cut(1),), size, self._settings.resample)
 
-    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
-        """See ``ImageProcessor``. Raises MediaError."""
-        target = self.resized_size(width, height)
-        return peak_nbytes(loading_nbytes, [((width, height), target)], RGB * target[0] * target[1])
+    def grids(self, width: int, height: int) -> Sequence[tuple[int, int, int]]:
+        """One: (1, lines, columns) of patches. Raises MediaError."""
+        size, side = self.resized_size(width, height), self._patches.side
+        return ((1, size[1] // side, size[0] // side),)
 
     def settings_digest(self) -> bytes:
         """See ``ImageProcessor``."""
         name = f"{type(self).__name__}-1 {self._patches}\0"
         return hashlib.sha256(name.encode() + msgspec.json.encode(self._settings)).digest()
-
-    def _resized(self, picture: Source) -> Image.Image:
-        return resized(picture, self.resized_size(*picture.size), self._settings.resample)

@@ -8,13 +8,14 @@ converted in bands and resized as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import PIL
+from packaging.version import Version
 from PIL import Image
 
 from mmserve.processors.pixels.sources import Size, Source
 from mmserve.runtime.errors import MediaError
 
+_PILLOW = Version(PIL.__version__).release
 MAX_WORKING_PIXELS = 64_000_000
 """Limit for the resized picture, and for the narrow one before it. Without it, a picture of 1 x 100000 would be resized
 to gigabytes."""
@@ -23,7 +24,7 @@ BAND_PIXELS = 1 << 16
 _BAND_PIXEL_NBYTES = 24
 """A part of the picture, its RGBA form, white, the composition, RGB, and the narrowed lines."""
 _RGB_NBYTES = 4
-_FIXED_NBYTES = 3 << 19
+FIXED_NBYTES = 3 << 19
 """State of the decoder and windows of the file."""
 
 
@@ -33,7 +34,7 @@ def resized(source: Source, size: Size, resample: Image.Resampling) -> Image.Ima
     check_working_pixels((size[0], source.size[1]))
     image = source.plain
     if image is None:
-        image = _narrowed(source, size[0] if _lines_first(source.size, size) else source.size[0], resample)
+        image = _narrowed(source, size[0] if lines_first(source.size, size) else source.size[0], resample)
     return image if image.size == size else image.resize(size, resample)
 
 
@@ -43,27 +44,23 @@ def check_working_pixels(size: Size) -> None:
         raise MediaError("the image is too long and thin to be resized for this model")
 
 
-def peak_nbytes(loading_nbytes: int, steps: Sequence[tuple[Size, Size]], output_nbytes: int) -> int:
-    """Estimated peak memory of loading a picture, resizing it, and converting the results to the output.
-
-    ``loading_nbytes``: of the decoder, the decoded picture included. ``steps``: (source, result) of each resizing; the
-    results are kept until all are made. The output is counted in addition to all that, because the allocator keeps
-    most of what was freed before. Raises MediaError.
-    """
-    peak, kept = 0, 0
-    for (width, height), target in steps:
-        check_working_pixels(target)
-        check_working_pixels((target[0], height))
-        narrow, whole = _RGB_NBYTES * target[0] * height, _RGB_NBYTES * target[0] * target[1]
-        if not _lines_first((width, height), target):
-            narrow = _RGB_NBYTES * (width * height + max(target[0] * height, width * target[1]))
-        band = _BAND_PIXEL_NBYTES * max(BAND_PIXELS, width, *target)
-        peak = max(peak, kept + narrow + max(band, whole))
-        kept += whole
-    return loading_nbytes + peak + output_nbytes + _FIXED_NBYTES
+def working_nbytes(source: Size, target: Size) -> int:
+    """Estimated memory of ``resized`` beside its source, the result included. Raises MediaError."""
+    (width, height), (to_width, to_height) = source, target
+    check_working_pixels(target)
+    check_working_pixels((to_width, height))
+    narrow, whole = _RGB_NBYTES * to_width * height, _RGB_NBYTES * to_width * to_height
+    if not lines_first(source, target):
+        narrow = _RGB_NBYTES * (width * height + max(to_width * height, width * to_height))
+    return narrow + max(band_nbytes(max(width, *target)), whole)
 
 
-def _lines_first(source: Size, target: Size) -> bool:
+def band_nbytes(longest: int) -> int:
+    """Estimated memory of converting a band of lines of at most ``longest`` pixels."""
+    return _BAND_PIXEL_NBYTES * max(BAND_PIXELS, longest)
+
+
+def lines_first(source: Size, target: Size) -> bool:
     """Whether every version of Pillow begins with the lines.
 
     From version 13 it begins with the columns if the height shrinks by more than twice as many pixels as the width,
@@ -73,6 +70,15 @@ def _lines_first(source: Size, target: Size) -> bool:
     if shrinking <= 0:
         return True
     return shrinking <= 2 * (source[0] - target[0]) and source[1] <= 100 * source[0]
+
+
+def columns_first(source: Size, target: Size) -> bool | None:
+    """Whether the installed Pillow begins with the columns. None: it may do either."""
+    if lines_first(source, target) or _PILLOW < (12, 3):
+        return False
+    shrinking = source[1] - target[1]
+    known = _PILLOW[0] == 13 and shrinking > 2 * (source[0] - target[0])
+    return True if known else None
 
 
 def _narrowed(source: Source, width: int, resample: Image.Resampling) -> Image.Image:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.tower import TowerSpec
-from mmserve.processors.image_files.picture import decode
-from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, PixelForm
 from mmserve.processors.pixels.patch_processor import ResizeSettings
-from mmserve.processors.pixels.resizing import peak_nbytes, resized
-from mmserve.processors.pixels.sources import Box, Canvas, Crop, Size, Source
-from mmserve.processors.pixels.values import RGB, Bytes, channel_values, fill
+from mmserve.processors.pixels.sources import Box, Size
+from mmserve.processors.pixels.values import background, channel_values
+from mmserve.processors.pixels.view_plan import Cut, Resizing, ViewPlan
+from mmserve.processors.pixels.views import PlannedViews
 from mmserve.processors.settings import changeable
 from mmserve.runtime.errors import StartupError
 
@@ -54,7 +52,7 @@ class Part(NamedTuple):
         return self.columns * self.rows
 
 
-class TileProcessor(ABC):
+class TileProcessor(PlannedViews):
     """Makes tiles of one size. A family says of which parts, and what the text is."""
 
     def __init__(self, settings: ResizeSettings, *, side: int, placeholder: str, row_token: str, max_rows: int) -> None:
@@ -84,47 +82,26 @@ class TileProcessor(ABC):
     def among(self, count: int) -> ImageProcessor:
         return self
 
-    def views(self, data: bytes | memoryview) -> Views:
+    def plan(self, width: int, height: int) -> ViewPlan:
         """Tiles [k, side, side, 3], those of a part row by row. Raises MediaError."""
-        size, parts, images = self._resized(decode(data))
-        tiles = np.empty((sum(part.num_tiles for part in parts), self._side, self._side, RGB), np.uint8)
-        first = 0
-        for part, image in zip(parts, images, strict=True):
-            self._fill(tiles[first : first + part.num_tiles], part, image)
-            first += part.num_tiles
-        return Views(tiles, np.array(self.grids(*size), np.int32))
-
-    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
-        """See ``ImageProcessor``. Raises MediaError."""
-        parts = self.parts(width, height)
-        steps = [(_source_size(part, width, height), part.size) for part in parts]
-        num_tiles = sum(part.num_tiles for part in parts)
-        return peak_nbytes(loading_nbytes, steps, RGB * num_tiles * self._side**2)
+        parts, settings = self.parts(width, height), self._settings
+        return ViewPlan(
+            (width, height),
+            tuple(Resizing(0, part.size, part.box, part.canvas) for part in parts),
+            tuple(self._cut(number, part) for number, part in enumerate(parts, 1)),
+            (self._side, self._side),
+            settings.resample,
+            background(settings),
+        )
 
     def settings_digest(self) -> bytes:
         """See ``ImageProcessor``."""
         name = f"{type(self).__name__}-1 {self._side}\0"
         return hashlib.sha256(name.encode() + msgspec.json.encode(self._settings)).digest()
 
-    def _resized(self, picture: Source) -> tuple[Size, Sequence[Part], list[Image.Image]]:
-        """The picture's size and its parts."""
-        parts = self.parts(*picture.size)
-        sources = [self._source(picture, part) for part in parts]
-        images = [
-            resized(source, part.size, self._settings.resample) for source, part in zip(sources, parts, strict=True)
-        ]
-        return picture.size, parts, images
-
-    def _source(self, picture: Source, part: Part) -> Source:
-        if part.canvas:
-            return Canvas(picture, part.canvas, tuple(int(255 * mean) for mean in self._settings.image_mean))
-        return Crop(picture, part.box) if part.box else picture
-
-    def _fill(self, tiles: Bytes, part: Part, image: Image.Image) -> None:
-        left, top = (self._side * part.columns - image.width) // 2, (self._side * part.rows - image.height) // 2
-        for index, tile in enumerate(tiles):
-            row, column = divmod(index, part.columns)
-            fill(tile, image, left=self._side * column - left, top=self._side * row - top)
+    def _cut(self, number: int, part: Part) -> Cut:
+        left, top = (self._side * part.columns - part.size[0]) // 2, (self._side * part.rows - part.size[1]) // 2
+        return Cut(number, -left, -top, part.columns, part.rows)
 
 
 def image_size(model: ModelSpec) -> int:
@@ -140,10 +117,3 @@ def tower_of(model: ModelSpec, side: int) -> TowerSpec:
             f"{model.path}: the image processor makes tiles of {side} pixels, the vision tower takes {taken}"
         )
     return model.vision
-
-
-def _source_size(part: Part, width: int, height: int) -> Size:
-    """Of what is resized."""
-    if part.canvas:
-        return part.canvas
-    return (part.box[2] - part.box[0], part.box[3] - part.box[1]) if part.box else (width, height)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from mmserve.processors.pixels.resizing import BAND_PIXELS
+from mmserve.processors.pixels.sources import Source
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -42,6 +43,11 @@ def channel_values(settings: ValueSettings) -> Floats:
     return np.ascontiguousarray(values)
 
 
+def background(settings: ValueSettings) -> tuple[int, ...]:
+    """The mean colour, of canvases around pictures."""
+    return tuple(int(255 * mean) for mean in settings.image_mean)
+
+
 def fill(pixels: Bytes, image: Image.Image, *, left: int = 0, top: int = 0) -> None:
     """Write the part of an RGB image that begins at (left, top) into ``pixels`` [height, width, 3].
 
@@ -52,3 +58,12 @@ def fill(pixels: Bytes, image: Image.Image, *, left: int = 0, top: int = 0) -> N
     for first in range(0, height, num_lines):
         end = min(first + num_lines, height)
         pixels[first:end] = np.asarray(image.crop((left, top + first, left + width, top + end)))
+
+
+def fill_from(pixels: Bytes, picture: Source) -> None:
+    """Write a whole picture into ``pixels`` [height, width, 3]. Raises MediaError."""
+    height, width = pixels.shape[:2]
+    num_lines = max(1, BAND_PIXELS // width)
+    for first in range(0, height, num_lines):
+        end = min(first + num_lines, height)
+        pixels[first:end] = np.asarray(picture.rgb(0, first, width, end))

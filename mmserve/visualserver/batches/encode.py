@@ -43,6 +43,8 @@ class EncoderDevice(NamedTuple):
     """How many of the next pictures, with so many bytes of pixels, one call of the tower gets; at least one."""
     progress: Callable[[], int] = lambda: 0
     """Grows within a call of a tower that rests, which computes little in a long time. Any thread may ask."""
+    takes_whole: bool = False
+    """It makes the views of pictures that are only decoded."""
 
 
 HOST = EncoderDevice(lambda: None, PlainTransfers(torch.device("cpu")), PlainRowCopies())
@@ -97,7 +99,7 @@ class Encoder:
         """Move the views out of ``decoded``, without a copy."""
         views, decoded.views = decoded.views, []
         assert len(views) == len(decoded.images), "the views were taken before"
-        return EncoderBatch(decoded.images, [PixelTensors(*map(torch.from_numpy, each)) for each in views])
+        return EncoderBatch(decoded.images, [PixelTensors.of(each) for each in views])
 
     def encode(self, batches: list[EncoderBatch]) -> EncodeResult:
         """Encode all batches. Clears the list, so that the views are freed once they are encoded.
@@ -115,7 +117,7 @@ class Encoder:
         outcomes: dict[int, Outcome] = {}
         left = list(images)
         while left:
-            count = self._device.num_pictures([each.pixels.nbytes for each in views[: self._call_size.now]])
+            count = self._device.num_pictures([each.nbytes for each in views[: self._call_size.now]])
             if (found := self._encode_part(left[:count], views[:count])) is None:
                 continue  # in smaller calls
             outcomes |= found

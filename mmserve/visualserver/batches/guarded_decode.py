@@ -37,7 +37,7 @@ class Isolated(Protocol):
 
 
 class GuardedDecoder:
-    """Thread-safe."""
+    """Thread-safe. ``whole``: pictures may stay whole, as ``ImageProcessor.views`` has it; the child makes views."""
 
     def __init__(
         self,
@@ -45,8 +45,10 @@ class GuardedDecoder:
         isolated: Isolated,
         journal: WorkJournal,
         *,
+        whole: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._whole = whole
         self._processors = processors
         self._isolated = isolated
         self._journal = journal
@@ -69,7 +71,7 @@ class GuardedDecoder:
                 return self._isolate(data, processing)
             self._isolated.end_idle()
             with self._journal.working([item_id], decoding=True):
-                return self._processors.of(processing).views(data)
+                return self._processors.of(processing).views(data, whole=self._whole)
         finally:
             del self._started_s[item_id]
 

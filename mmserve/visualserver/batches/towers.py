@@ -11,6 +11,7 @@ from mmserve.config.resolved.gpu_memory import ranks_on
 from mmserve.config.resolved.process import Process
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.pictures.resize import PictureResize
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.vision.interface import PixelTensors, Tower
 from mmserve.model_backend.vision.pixels import PixelInputs
@@ -22,18 +23,23 @@ from mmserve.visualserver.batches.slices import Slices
 
 
 def computing_rows(
-    tower: Tower, form: PixelForm | None, platform: Platform, slices: Slices | None = None
+    tower: Tower,
+    form: PixelForm | None,
+    platform: Platform,
+    slices: Slices | None = None,
+    resize: PictureResize | None = None,
 ) -> ComputeRows:
-    """``form``: of the family's image processor. ``slices``: of a tower that shares its card with ranks."""
+    """``form``: of the family's image processor. ``slices``: of a tower that shares its card with ranks. ``resize``:
+    where the platform makes the views of whole pictures."""
     dtype = platform.layer_context(TpGroup()).dtype
-    inputs = PixelInputs(form, platform.transfers(), dtype)
+    inputs = PixelInputs(form, platform.transfers(), dtype, resize)
 
     def compute(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         return tower(inputs(pictures))
 
     def compute_in_slices(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         assert slices is not None
-        with slices.call(sum(picture.pixels.nbytes for picture in pictures)):
+        with slices.call(sum(picture.nbytes for picture in pictures)):
             return compute(pictures)
 
     return compute if slices is None else compute_in_slices
@@ -52,10 +58,12 @@ def slices_of(tower: Tower, process: Process, platform: Platform) -> Slices | No
     return Slices(tower, Pace(config.visual_share), partial(times.shortest_s, ranks), wait)
 
 
-def encoder_device(platform: Platform, arena: Arena | None, slices: Slices | None) -> EncoderDevice:
+def encoder_device(
+    platform: Platform, arena: Arena | None, slices: Slices | None, *, takes_whole: bool = False
+) -> EncoderDevice:
     """Once a process: it prepares the arena for copies."""
     copies, release = platform.row_copies(arena), platform.release_cached_memory
-    device = EncoderDevice(platform.use_in_thread, platform.transfers(), copies, release)
+    device = EncoderDevice(platform.use_in_thread, platform.transfers(), copies, release, takes_whole=takes_whole)
     if slices is None:
         return device
     return device._replace(num_pictures=slices.num_pictures, progress=lambda: slices.num_layers)

@@ -63,9 +63,10 @@ def run(process: Process) -> None:
     with suppress(Stop), ExitStack() as stack:
         journal = WorkJournal(process.endpoints.visual_work(process.index), 1)
         isolated = stack.enter_context(closing(IsolatedDecoder(deployment.model)))
-        pictures = GuardedDecoder(processors, isolated, journal)
+        resize = platform.picture_resize()
+        pictures = GuardedDecoder(processors, isolated, journal, whole=resize is not None)
         cache = RowsCache(int(deployment.config.mm_cache_gb * 2**30))
-        rows_of = computing_rows(tower, processors.server.form, platform)
+        rows_of = computing_rows(tower, processors.server.form, platform, resize=resize)
         dtype = DTYPES[deployment.activation_dtype]
         worker = Worker(pictures.views, rows_of, dtype, cache, batch, platform.release_cached_memory)
         _serve(stack, process, worker, batch)

@@ -68,8 +68,7 @@ class Worker:
 
     def _decoded(self, job: Job) -> PixelTensors | None:
         try:
-            views = self._decode(_name(job), memoryview(job.data), job.message.processing)
-            return PixelTensors(*map(torch.from_numpy, views))
+            return PixelTensors.of(self._decode(_name(job), memoryview(job.data), job.message.processing))
         except MmserveError as error:
             _fail(job, error.message)
         except Exception:  # the boundary of one picture

@@ -24,6 +24,7 @@ from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.request import AbortRequest, EncodeRequest, EngineInbound, ImagesEncoded, VisualInbound
 from mmserve.model_backend.loader.load import load_tower
+from mmserve.model_backend.pictures.resize import TorchResize
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.processors.registry import processor_for
@@ -154,17 +155,21 @@ class Stack:
         return torch.frombuffer(data, dtype=torch.float32).view(self.num_tokens, -1)
 
 
-def _real_tower(process: Process) -> ComputeRows:
+def _real_tower(process: Process, *, whole: bool = False) -> ComputeRows:
     deployment = process.deployment
     platform = platform_for(deployment.device, deployment.dtype, process.index, deployment.activation_dtype)
     processor = processor_for(deployment.model)
     assert processor is not None
-    return computing_rows(load_tower(deployment.model, platform, process.progress), processor.form, platform)
+    tower = load_tower(deployment.model, platform, process.progress)
+    resize = TorchResize(platform.transfers()) if whole else None
+    return computing_rows(tower, processor.form, platform, resize=resize)
 
 
 @asynccontextmanager
-async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) -> AsyncIterator[Stack]:
-    """With the real tower of ``model`` if given, else a fake one."""
+async def _running(
+    tmp_path: Path, model: ModelSpec | None, *, whole: bool = False, **config: object
+) -> AsyncIterator[Stack]:
+    """With the real tower of ``model`` if given, else a fake one. ``whole``: its device makes the views."""
     arena, tower = Arena.create(1 << 20), FakeTower()
     fake_model = model_spec(write_preprocessor(tmp_path), hidden_size=HIDDEN)
     process = fake_process("visualserver", tmp_path, arena, model or fake_model, **config)
@@ -184,9 +189,9 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
         for socket in (router, visual, *clients):
             stack.callback(socket.close)
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        served_tower = _real_tower(process) if model else tower
+        served_tower = _real_tower(process, whole=whole) if model else tower
         server = asyncio.create_task(
-            _serve(process, served_tower, clients[1], pool, device=HOST._replace(begin=tower.begin))
+            _serve(process, served_tower, clients[1], pool, device=HOST._replace(begin=tower.begin, takes_whole=whole))
         )
         try:
             yield Stack(process, tower, arena, clients[0], visual, router, server, cache, table)
@@ -200,12 +205,14 @@ def play(
     tmp_path: Path,
     scenario: Callable[[Stack], Awaitable[None]],
     model: ModelSpec | None = None,
+    *,
+    whole: bool = False,
     **config: object,
 ) -> None:
     """Run the scenario against a fresh stack."""
 
     async def main() -> None:
-        async with _running(tmp_path, model, **config) as stack:
+        async with _running(tmp_path, model, whole=whole, **config) as stack:
             await scenario(stack)
 
     asyncio.run(main())

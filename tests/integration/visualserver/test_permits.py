@@ -32,10 +32,10 @@ class BlockedDecoder:
         self.gate, self.entered = threading.Event(), threading.Event()
         original = LlavaProcessor.views
 
-        def views(processor: LlavaProcessor, data: bytes) -> Views:
+        def views(processor: LlavaProcessor, data: bytes, *, whole: bool = False) -> Views:
             self.entered.set()
             assert self.gate.wait(TIMEOUT_S)
-            return original(processor, data)
+            return original(processor, data, whole=whole)
 
         monkeypatch.setattr(LlavaProcessor, "views", views)
 
@@ -260,7 +260,7 @@ def test_a_request_aborted_while_waiting_for_a_permit_leaves_the_queue(
 
 
 def test_a_picture_whose_decoding_fails_gives_its_permit_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(processor: LlavaProcessor, data: bytes) -> Views:
+    def broken(processor: LlavaProcessor, data: bytes, *, whole: bool = False) -> Views:
         raise RuntimeError("a bug in a decoder")
 
     monkeypatch.setattr(LlavaProcessor, "views", broken)
@@ -299,8 +299,8 @@ def test_decoded_pixels_are_freed_when_they_are_encoded(tmp_path: Path, monkeypa
     decoded: list[weakref.ref[npt.NDArray[np.uint8]]] = []
     original = LlavaProcessor.views
 
-    def views(processor: LlavaProcessor, data: bytes) -> Views:
-        result = original(processor, data)
+    def views(processor: LlavaProcessor, data: bytes, *, whole: bool = False) -> Views:
+        result = original(processor, data, whole=whole)
         decoded.append(weakref.ref(result.pixels))
         return result
 
@@ -384,9 +384,9 @@ def test_a_batch_behind_another_is_not_decoded_when_its_requests_are_aborted(
     decoded, num_batches, second_batch = [], 0, threading.Event()
     blocked_views, next_batch = LlavaProcessor.views, BatchQueue.next_batch
 
-    def views(processor: LlavaProcessor, data: bytes) -> Views:
+    def views(processor: LlavaProcessor, data: bytes, *, whole: bool = False) -> Views:
         decoded.append(bytes(data))
-        return blocked_views(processor, data)
+        return blocked_views(processor, data, whole=whole)
 
     def counted(queue: BatchQueue, *, promised_only: bool, room: int) -> ImageBatch | None:
         nonlocal num_batches

@@ -1,4 +1,4 @@
-"""From compressed bytes to rows in the arena, the way transformers does it."""
+"""From compressed bytes to rows in the arena, the way transformers does it: views made by Pillow, and by the device."""
 
 from __future__ import annotations
 
@@ -36,3 +36,4 @@ def test_rows_equal_transformers(tmp_path: Path) -> None:
             torch.testing.assert_close(stack.rows(request, index), _expected(directory, picture), rtol=1e-4, atol=1e-4)
 
     play(tmp_path, scenario, model=load(directory))
+    play(tmp_path, scenario, model=load(directory), whole=True)

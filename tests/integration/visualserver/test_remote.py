@@ -18,8 +18,10 @@ from mmserve.checkpoint.load import load
 from mmserve.config.node_options import Address
 from mmserve.config.resolved.facts import encoder_facts_of
 from mmserve.ipc import cluster_key
+from mmserve.messages.media import Processing
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.image_processors import image_processors_for
+from mmserve.processors.interface import Views
 from mmserve.runtime.errors import StartupError
 from mmserve.visualserver import offload
 from mmserve.visualserver.batches.encode import ComputeRows
@@ -107,14 +109,16 @@ def encoding(stack: Stack, take: Take, **changes: Any) -> Iterator[Encoder]:
         encoder.dialer.close()
 
 
-def computing(stack: Stack, tower: ComputeRows) -> Take:
-    """Decodes and encodes as the process ``mmserve encoder`` does."""
+def computing(stack: Stack, tower: ComputeRows, *, whole: bool = False) -> Take:
+    """Decodes and encodes as the process ``mmserve encoder`` does. ``whole``: on a device that makes the views."""
     deployment = stack.process.deployment
     processors = image_processors_for(deployment.model)
     assert processors is not None
-    worker = Worker(
-        lambda _, data, processing: processors.of(processing).views(data), tower, torch.float32, RowsCache(0), 1
-    )
+
+    def decode(_: int, data: memoryview, processing: Processing) -> Views:
+        return processors.of(processing).views(data, whole=whole)
+
+    worker = Worker(decode, tower, torch.float32, RowsCache(0), 1)
     return lambda job: worker.encode([job])
 
 
@@ -152,7 +156,8 @@ def test_rows_equal_those_of_this_machine(tmp_path: Path, options: dict[str, str
     async def scenario(stack: Stack) -> None:
         here = stack.send("here", *pictures)
         assert await stack.received(1) == {"here": here}
-        with encoding(stack, computing(stack, _real_tower(stack.process))) as encoder:
+        device = computing(stack, _real_tower(stack.process, whole=True), whole=True)
+        with encoding(stack, device) as encoder:
             await encoder.joined()
             there = stack.send("there", *(picture + b"another key" for picture in pictures))
             assert await stack.received(1) == {"there": there}

@@ -20,9 +20,9 @@ PIXELS_ACROSS = Mutation(
 )
 TILE_CORNERS = Mutation(
     "a tile begins in the wrong row of tiles",
-    "processors/pixels/tile_processor.py",
-    "row, column = divmod(index, part.columns)",
-    "row, column = divmod(index, part.rows)",
+    "processors/pixels/views.py",
+    "row, column = divmod(index, cut.columns)",
+    "row, column = divmod(index, cut.rows)",
 )
 NO_CHANNEL_VALUES = Mutation(
     "pixels are divided by the mean",

@@ -72,8 +72,8 @@ FAMILIES = {
         (
             Mutation(
                 "a picture is cropped at its corner",
-                "processors/clip_pixels.py",
-                "(image.width - width) // 2, (image.height - height) // 2",
+                "processors/clip_settings.py",
+                "(size[0] - tile[0]) // 2, (size[1] - tile[1]) // 2",
                 "0, 0",
             ),
             _CLASS_TOKEN,
@@ -233,15 +233,15 @@ FAMILIES = {
         (
             Mutation(
                 "tiles go column by column",
-                _IDEFICS3,
-                "row, column = divmod(index, layout.columns)",
-                "column, row = divmod(index, layout.rows)",
+                "processors/pixels/views.py",
+                "row, column = divmod(index, cut.columns)",
+                "column, row = divmod(index, cut.rows)",
             ),
             Mutation(
-                "the whole picture is resized with another filter than its tiles",
+                "the whole picture is not made of the picture that is cut into tiles",
                 _IDEFICS3,
-                "tiled.resize((side, side), resample)",
-                "tiled.resize((side, side), Image.Resampling.BICUBIC)",
+                "Resizing(2, tile)",
+                "Resizing(0, tile)",
             ),
             Mutation("rows of tiles are counted from 0", _IDEFICS3, "<row_{row + 1}_col", "<row_{row}_col"),
             Mutation(

@@ -33,6 +33,6 @@ def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: 
         tower, replace(process, deployment=deployment), platform_for("cpu", "float16"), BusyCores(path, 1)
     )
     assert list(rank.counts) == [0]
-    shared([PixelTensors(*map(torch.from_numpy, one_tile(0)))])
+    shared([PixelTensors.of(one_tile(0))])
     assert (seen, list(rank.counts)) == ([4], [0])
     arena.close()

@@ -40,7 +40,7 @@ def number(pixels: torch.Tensor, tile: int, y: int, x: int, channel: int) -> flo
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_each_number_is_that_of_its_byte(form: PixelForm) -> None:
     inputs = PixelInputs(form, PlainTransfers(torch.device("cpu")), torch.float32)
-    for (pixels, _), (values, _) in zip(pictures(form), inputs(pictures(form)), strict=True):
+    for (pixels, *_), (values, _) in zip(pictures(form), inputs(pictures(form)), strict=True):
         if form.side:
             lines, columns = pixels.shape[1] // form.side, pixels.shape[2] // form.side
             order = [(y, x) for y in range(lines) for x in range(columns)]

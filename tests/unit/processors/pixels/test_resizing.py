@@ -45,4 +45,4 @@ def test_a_crop_and_a_canvas_are_resized_like_pictures_of_their_own() -> None:
 
 def test_a_picture_that_would_take_gigabytes_is_refused() -> None:
     with pytest.raises(MediaError, match="thin"):
-        resizing.peak_nbytes(0, [((1, 10_000_000), (448, 448))], 0)
+        resizing.working_nbytes((1, 10_000_000), (448, 448))

@@ -22,6 +22,7 @@ class _Decoder:
     def __init__(self) -> None:
         self.decoded: list[bytes] = []
         self.processed: list[Processing] = []
+        self.whole: list[bytes] = []
         self.num_killed = 0
         self.work: Any = lambda: None
 
@@ -30,8 +31,10 @@ class _Decoder:
         self.processed.append(processing)
         return self
 
-    def views(self, data: bytes, processing: Processing | None = None) -> Views:
+    def views(self, data: bytes, processing: Processing | None = None, *, whole: bool = False) -> Views:
         self.decoded.append(data)
+        if whole:
+            self.whole.append(data)
         if processing is not None:
             self.processed.append(processing)
         self.work()
@@ -48,11 +51,11 @@ class _Decoder:
 class _Server:
     """One start of a visual server."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, whole: bool = False) -> None:
         self.here, self.child, self.now_s = _Decoder(), _Decoder(), 1000.0
         self.journal = WorkJournal(path / "work", 4)
         self.decoder = GuardedDecoder(
-            cast(ImageProcessors, self.here), self.child, self.journal, now=lambda: self.now_s
+            cast(ImageProcessors, self.here), self.child, self.journal, whole=whole, now=lambda: self.now_s
         )
 
 
@@ -69,6 +72,18 @@ def test_pictures_are_decoded_here_as_long_as_nothing_happens(tmp_path: Path) ->
     server.decoder.views(1, b"a", DEFAULT_PROCESSING)
     assert (server.here.decoded, server.child.decoded) == ([b"a"], [])
     assert _Server(tmp_path).journal.suspects == {}
+
+
+def test_pictures_stay_whole_where_the_device_makes_views_but_for_those_of_the_child(tmp_path: Path) -> None:
+    first, successors = _Server(tmp_path), []
+    first.here.work = lambda: successors.append(_Server(tmp_path, whole=True))
+    first.decoder.views(7, b"resized", DEFAULT_PROCESSING)
+    (server,) = successors
+    server.decoder.views(7, b"suspect", DEFAULT_PROCESSING)
+    server.now_s += ISOLATION_S
+    server.decoder.views(8, b"whole", DEFAULT_PROCESSING)
+    assert server.child.decoded == [b"suspect"]
+    assert (first.here.whole, server.child.whole, server.here.whole) == ([], [], [b"whole"])
 
 
 def test_a_picture_is_processed_as_its_request_wants_here_and_in_the_child(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from mmserve.messages.media import ExpandedImage
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.models.generic.describe import describe
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.vision.interface import CountsRows, ViewTensors
+from mmserve.model_backend.vision.interface import CountsRows, PixelTensors, ViewTensors
 from mmserve.processors.families.transformers import counted
 from mmserve.processors.interface import Run
 from mmserve.processors.registry import processor_for
@@ -163,7 +163,7 @@ def assert_tokens_equal_transformers(directory: Path, model: ModelSpec, arena: A
         handles = []
         grids = [image.grids for image in tower.expansions([picture.size for picture in pictures])]
         for each, runs in zip(data, grids, strict=True):
-            (rows,) = tower([ViewTensors(*map(torch.from_numpy, processor.views(each)))])
+            (rows,) = tower([ViewTensors(*PixelTensors.of(processor.views(each))[:2])])
             assert len(rows) == sum(map(prod, runs))
             handle, offset = put_rows(arena, rows, offset)
             handles.append(handle)

@@ -22,6 +22,10 @@ SIZES = {
     "both shorter": ((50, 35), (28, 21)),
     "both longer": ((31, 20), (64, 41)),
     "lines shorter, columns longer": ((60, 10), (7, 30)),
+    "lines longer, columns shorter": ((20, 30), (33, 11)),
+    "columns shorter by more": ((30, 60), (20, 11)),
+    "just so": ((30, 60), (20, 40)),
+    "just not": ((30, 60), (20, 39)),
     "one pixel": ((1, 1), (5, 3)),
     "to one pixel": ((40, 20), (1, 1)),
     "long lines": ((4000, 2), (336, 2)),
@@ -35,6 +39,7 @@ KERNEL_CASES = [
     (Image.Resampling.BICUBIC, (7, 6), (13, 11)),
     (Image.Resampling.BILINEAR, (23, 5), (9, 5)),
     (Image.Resampling.BOX, (8, 9), (8, 4)),
+    (Image.Resampling.BILINEAR, (6, 9), (9, 5)),
 ]
 """Few and small: the interpreter takes a millisecond for each tap of a line."""
 
