@@ -155,6 +155,18 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """True if memory ran out, so that the plan was computed in parts."""
 
 
+class DraftTimes(msgspec.Struct, frozen=True):
+    """What the ranks' draft model was measured to take at start, in seconds. 0: unknown."""
+
+    pass_s: float = 0.0
+    """For one token of one sequence."""
+    row_s: float = 0.0
+    """For each token of a prompt."""
+
+
+UNKNOWN_TIMES = DraftTimes()
+
+
 class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ready"):
     """From rank 0 to the router, its first message: the size of the KV cache of every rank, and the time of a step."""
 
@@ -164,6 +176,7 @@ class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="r
     chunk_tokens: int = 0
     chunk_s: float = 0.0
     """Seconds of a step with a prompt of ``chunk_tokens`` tokens alone. 0: unknown."""
+    draft: DraftTimes = UNKNOWN_TIMES
 
 
 RankInbound = StepPlan | PlanWithRows

@@ -77,6 +77,7 @@ def run(process: Process) -> None:
                 block_tokens=runner.block_tokens,
                 chunk_tokens=chunk.num_tokens,
                 chunk_s=chunk.seconds,
+                draft=chunk.draft,
             )
             outbox.send(ready)
         runner.faults = process.fault_point()  # the warm-up is no unit of work

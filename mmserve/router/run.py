@@ -177,6 +177,7 @@ def _scheduler(
         whole_images=deployment.model.text.attends_whole_images,
         ngram_drafts=deployment.config.speculative == "ngram",
         draft_context=0 if deployment.draft is None else deployment.draft.text.max_position,
+        draft_times=ready.draft,
     )
     scheduler = Scheduler(
         config,

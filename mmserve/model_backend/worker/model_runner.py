@@ -138,7 +138,8 @@ class ModelRunner:
         warm_up = WarmUp(self.step, self._tp, self._platform.device, self.block_tokens)
         warm_up.first_steps(with_draft=self._has_draft_model)
         warm_up.graphs(self._graphs.rungs if self._graphs else (), self.num_blocks, self._progress)
-        return warm_up.time_chunk(self._max_chunk_tokens, self._max_step_s)
+        chunk = warm_up.time_chunk(self._max_chunk_tokens, self._max_step_s)
+        return chunk._replace(draft=warm_up.time_draft(chunk.num_tokens)) if self._has_draft_model else chunk
 
     def step(self, plan: StepPlan) -> StepResult:
         """``launch`` and ``collect`` in one."""

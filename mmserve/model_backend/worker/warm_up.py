@@ -1,4 +1,5 @@
-"""The first steps of a rank: they pay for first calls, show that the model computes, and time a chunk of a prompt."""
+"""The first steps of a rank: they pay for first calls, show that the model computes, and time a chunk of a prompt and
+the draft model."""
 
 from __future__ import annotations
 
@@ -8,21 +9,24 @@ from typing import NamedTuple
 import torch
 
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
+from mmserve.messages.step import UNKNOWN_TIMES, DraftTimes, NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.weights import Progress
 from mmserve.runtime.errors import StartupError
 
 _FIRST_TOKENS, _FIRST_DRAFT_TOKENS = 8, 2
 _FIRST_CHUNK_TOKENS, _CHUNK_GROWTH = 16, 4
+_DRAFT_PROMPT_TOKENS = 255
+"""At most: with the token after it, as many as one pass of the draft model computes."""
 _GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 
 
 class ChunkTime(NamedTuple):
-    """How long a chunk of a prompt has taken, on the slowest rank."""
+    """How long a chunk of a prompt has taken, on the slowest rank. ``draft``: on this rank."""
 
     num_tokens: int
     seconds: float
+    draft: DraftTimes = UNKNOWN_TIMES
 
 
 class WarmUp:
@@ -75,9 +79,28 @@ class WarmUp:
                 break
         return ChunkTime(num_tokens, seconds)
 
-    def _prefill(self, num_tokens: int) -> float:
-        """Seconds of a step with a prompt of so many tokens, on the slowest rank."""
-        blocks = tuple(range(-(-num_tokens // self._block_tokens)))
+    def time_draft(self, num_tokens: int) -> DraftTimes:
+        """Times the draft model with a prompt of about so many tokens, and with one of one token.
+
+        The first pass of the latter has two rows, as it has for a sequence whose last draft was right.
+        """
+        longest = max(1, min(num_tokens, _DRAFT_PROMPT_TOKENS) - 1)
+        return DraftTimes(pass_s=self._draft(1), row_s=self._draft(longest) / (longest + 1))
+
+    def _draft(self, num_tokens: int) -> float:
+        """Seconds of the draft model for one token after a prompt of so many and the next token, the better of two."""
+        return min(self._draft_once(num_tokens), self._draft_once(num_tokens))
+
+    def _draft_once(self, num_tokens: int) -> float:
+        self._prefill(num_tokens, room=2)
+        step = SequenceStep(0, num_tokens, 1, (), True, num_proposed=1)
+        result = self._compute(StepPlan(step_id=0, steps=(step,)))
+        self._step(StepPlan(step_id=0, free=(0,)))
+        return result.draft_s
+
+    def _prefill(self, num_tokens: int, *, room: int = 0) -> float:
+        """Seconds of a step with a prompt of so many tokens, on the slowest rank. ``room``: for tokens after it."""
+        blocks = tuple(range(-(-(num_tokens + room) // self._block_tokens)))
         new = NewSequence(
             slot=0, token_ids=bytes(8 * num_tokens), num_prompt_tokens=num_tokens, spans=(), sampling=_GREEDY
         )

@@ -20,7 +20,7 @@ from mmserve.messages.request import (
     ImagesEncoded,
     WorkerDied,
 )
-from mmserve.messages.step import StepPlan, StepResult
+from mmserve.messages.step import UNKNOWN_TIMES, DraftTimes, StepPlan, StepResult
 from mmserve.router.kv_cache.listener import CacheListener
 from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.scheduler.admission import Admission
@@ -40,7 +40,8 @@ class SchedulerConfig:
     """``max_num_seqs``: slots. ``max_num_batched_tokens``: of one step. ``max_model_len``: prompt plus output.
     ``max_step_s``: see StepTimeModel. ``whole_images``: no chunk of a prompt ends inside an image.
     ``ngram_drafts``: steps compute and verify tokens that are likely to follow (speculation). ``draft_context``: so do
-    those that the ranks' draft model proposes, for text of up to so many tokens; 0: they have none."""
+    those that the ranks' draft model proposes, for text of up to so many tokens; 0: they have none. ``draft_times``: of
+    it."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -49,6 +50,7 @@ class SchedulerConfig:
     whole_images: bool = False
     ngram_drafts: bool = False
     draft_context: int = 0
+    draft_times: DraftTimes = UNKNOWN_TIMES
 
 
 class Scheduler:
@@ -95,7 +97,9 @@ class Scheduler:
             max_step_tokens=config.max_num_batched_tokens,
             step_times=step_times,
             largest_image=self._largest_image,
-            drafter=Drafter(ngrams=config.ngram_drafts, model_context=config.draft_context)
+            drafter=Drafter(
+                ngrams=config.ngram_drafts, model_context=config.draft_context, draft_times=config.draft_times
+            )
             if config.ngram_drafts or config.draft_context
             else None,
         )

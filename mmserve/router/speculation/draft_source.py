@@ -82,6 +82,8 @@ class DraftSource:
         """The draft model has computed so many of the sequence's tokens, as far as is known."""
         self.num_steps_behind = 0
         """Steps since it had computed all of them, or since the first."""
+        self.is_catching_up = False
+        """It has begun to compute many that it had not."""
         self._index = NgramIndex()
         self._max_tokens = _FIRST_DRAFT_TOKENS
 
@@ -117,7 +119,7 @@ class DraftSource:
         """The draft model has computed all but so many of the sequence's first ``num_tokens`` tokens."""
         self.num_modelled = num_tokens - num_missing
         if not num_missing:
-            self.num_steps_behind = 0
+            self.num_steps_behind, self.is_catching_up = 0, False
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """The last draft, perhaps shortened, was verified."""

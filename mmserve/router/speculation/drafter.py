@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
+from mmserve.messages.step import UNKNOWN_TIMES, DraftTimes
 from mmserve.router.speculation.allowance import Allowance
 from mmserve.router.speculation.draft_source import AcceptedShares, Draft, DraftSource, Kind
 from mmserve.router.speculation.proposal_costs import ProposalCosts
@@ -19,6 +20,8 @@ from mmserve.router.speculation.step_costs import StepCosts
 _MIN_GAIN = 1.08
 """Drafts must be expected to bring so many times the tokens a second. The rest covers what the averages do not know,
 and that a batch ends with its slowest sequence while drafts help some more than others."""
+_MIN_MODEL_GAIN = 1.2
+"""The same where a draft model makes some of them: it also computes prompts for that."""
 _MIN_CHANCE = 0.05
 """Tokens less likely to be right are left out, however cheap their rows seem."""
 _MAX_SEQUENCES = 32
@@ -67,13 +70,13 @@ class Drafter:
     """Proposes tokens for the sequences of steps that only decode. Owns what is learned of all of them.
 
     ``ngrams``: drafts are what followed the same tokens before. ``model_context``: a draft model proposes tokens for
-    text of up to so many tokens where there are none of these; 0: there is no draft model.
+    text of up to so many tokens where there are none of these; 0: there is no draft model. ``draft_times``: of it.
     """
 
-    def __init__(self, *, ngrams: bool = True, model_context: int = 0) -> None:
+    def __init__(self, *, ngrams: bool = True, model_context: int = 0, draft_times: DraftTimes = UNKNOWN_TIMES) -> None:
         self._ngrams, self._model_context = ngrams, model_context
         self._costs = StepCosts()
-        self._proposal_costs = ProposalCosts()
+        self._proposal_costs = ProposalCosts(draft_times)
         self._allowance = Allowance()
         self._num_proposed = 0
         """Tokens of the draft model in the step that is observed next."""
@@ -105,7 +108,7 @@ class Drafter:
             if not draft.token_ids and (num_behind := len(sequence.tokens) - source.num_modelled) > _FEW_BEHIND:
                 if is_any_behind or not self._pays_catch_up(num_behind, source, len(decoding)):
                     continue
-                is_any_behind = True
+                is_any_behind = source.is_catching_up = True
             drafts[sequence] = draft.first(length)
         return drafts
 
@@ -122,7 +125,8 @@ class Drafter:
     def observe_proposals(self, lengths: list[int], num_rows: int, seconds: float) -> None:
         """The draft model has made drafts of these lengths. ``num_rows``: of its first pass."""
         num_passes = max(1, *lengths)
-        self._proposal_costs.observe(len(lengths), num_passes, num_rows, seconds)
+        missed_s = self._proposal_costs.observe(len(lengths), num_passes, num_rows, seconds)
+        self._allowance.pay_catch_up(missed_s)
         if any(lengths):  # not only what was missing of the sequences
             self._allowance.gain(-num_passes * self._proposal_costs.pass_seconds(len(lengths))[-1])
         self._num_proposed = sum(lengths)
@@ -151,7 +155,10 @@ class Drafter:
 
     def _pays_catch_up(self, num_behind: int, source: DraftSource, num_sequences: int) -> bool:
         """True if the drafts of this step are expected to save the time of so many tokens of the draft model, were the
-        sequence to go on as long as it has since those before were computed, and all others to catch up too."""
+        sequence to go on as long as it has since those before were computed, and all others to catch up too. What was
+        begun is completed."""
+        if source.is_catching_up:
+            return True
         (plain_s,) = self._costs.seconds(num_sequences)
         saved_s = (1.0 - 1.0 / self._gain) * plain_s * source.num_steps_behind
         row_s = self._proposal_costs.row_s
@@ -171,10 +178,9 @@ class Drafter:
             if not offers[token.offer][2].token_ids:
                 num_passes, num_proposing = max(num_passes, token.place), num_proposing + (token.place == 1)
             draft_s = num_passes * pass_s[num_proposing - 1] if num_passes else 0.0
-            if num_passes > 2 and not draft_s:
-                break  # the first draft, which tells what one costs, is short
-            if expected / (step_s + draft_s) > best_rate:
-                best, best_rate = num_tokens, expected / (step_s + draft_s)
+            rate = expected / (step_s + draft_s)
+            if rate > max(best_rate, _MIN_MODEL_GAIN * plain_rate if num_passes else 0.0):
+                best, best_rate = num_tokens, rate
         self._gain = best_rate / plain_rate if plain_rate else 1.0
         lengths = [0] * len(offers)
         for token in tokens[:best]:

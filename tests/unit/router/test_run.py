@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmserve.messages.step import RankReady
+from mmserve.messages.step import DraftTimes, RankReady
 from mmserve.router import run
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.http_services import make_deployment
@@ -24,10 +24,15 @@ def test_limits_of_the_scheduler_follow_their_options(monkeypatch: pytest.Monkey
     monkeypatch.setattr(run, "Scheduler", build)
     deployment = make_deployment("/nowhere", max_num_seqs=3, max_num_batched_tokens=48, max_step_ms=250.0)
     samples: Any = Samples()
-    run._scheduler(deployment, RankReady(num_blocks=7, block_tokens=16), samples)
+    draft = DraftTimes(0.002, 0.0001)
+    run._scheduler(deployment, RankReady(num_blocks=7, block_tokens=16, draft=draft), samples)
     ((config, options),) = built
     assert config == SchedulerConfig(
-        max_num_seqs=3, max_num_batched_tokens=48, max_model_len=deployment.max_model_len, max_step_s=0.25
+        max_num_seqs=3,
+        max_num_batched_tokens=48,
+        max_model_len=deployment.max_model_len,
+        max_step_s=0.25,
+        draft_times=draft,
     )
     assert (options["num_blocks"], options["block_tokens"]) == (7, 16)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmserve.messages.step import StepPlan, StepResult
+from mmserve.messages.step import UNKNOWN_TIMES, StepPlan, StepResult
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.worker.warm_up import WarmUp
 from tests.fakes.checkpoints import make_llama
@@ -46,6 +46,33 @@ def test_a_runner_times_a_real_chunk(tmp_path: Path) -> None:
     chunk = runner.warm_up()
     assert 16 <= chunk.num_tokens <= 47
     assert chunk.seconds > 0
+
+
+@pytest.mark.parametrize("num_tokens", [16, 400])
+def test_the_draft_model_is_timed_with_a_prompt_and_without(num_tokens: int) -> None:
+    sizes: list[int] = []
+    longest = min(num_tokens, 255) - 1
+
+    def seconds_of_draft(plan: StepPlan) -> float:
+        (step,) = plan.steps
+        return 0.002 if step.start == 1 else (longest + 1) * 0.0001
+
+    def step(plan: StepPlan) -> StepResult:
+        sizes.extend(each.num_prompt_tokens for each in plan.new)
+        drafts = any(each.num_proposed for each in plan.steps)
+        return StepResult(step_id=0, tokens=(), forward_s=0.1, draft_s=seconds_of_draft(plan) if drafts else 0.0)
+
+    times = WarmUp(step, TpGroup(), torch.device("cpu"), 16).time_draft(num_tokens)
+    assert (times.pass_s, times.row_s) == pytest.approx((0.002, 0.0001))
+    assert sizes == [1, 1, longest, longest]
+
+
+def test_a_runner_times_a_real_draft_model(tmp_path: Path) -> None:
+    model = make_llama(tmp_path)
+    plain = make_runner(model, max_model_len=48).warm_up()
+    assert plain.draft == UNKNOWN_TIMES
+    chunk = make_runner(model, max_model_len=48, draft=model).warm_up()
+    assert min(chunk.draft.pass_s, chunk.draft.row_s) > 0
 
 
 def test_several_ranks_time_the_same_chunks(tmp_path: Path) -> None:

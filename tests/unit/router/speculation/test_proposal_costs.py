@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from mmserve.messages.step import UNKNOWN_TIMES, DraftTimes
 from mmserve.router.speculation.proposal_costs import ProposalCosts
 
 
-def test_nothing_is_known_at_first() -> None:
-    costs = ProposalCosts()
+def test_what_was_measured_at_start_holds_at_first() -> None:
+    costs = ProposalCosts(DraftTimes(0.002, 0.0001))
+    assert costs.row_s == 0.0001
+    assert costs.pass_seconds(2) == pytest.approx([0.002, 0.002])
+
+
+def test_nothing_is_known_without() -> None:
+    costs = ProposalCosts(UNKNOWN_TIMES)
     costs.observe(3, 4, 3, 0.0)
     assert (costs.row_s, costs.pass_seconds(3)) == (0.0, [0.0, 0.0, 0.0])
 
 
 def test_a_draft_takes_a_pass_for_each_token() -> None:
-    costs = ProposalCosts()
+    costs = ProposalCosts(UNKNOWN_TIMES)
     costs.observe(1, 4, 1, 0.008)
     costs.observe(8, 2, 16, 0.012)
     assert costs.pass_seconds(8)[0] == pytest.approx(0.002)
@@ -23,9 +30,9 @@ def test_a_draft_takes_a_pass_for_each_token() -> None:
 
 
 def test_a_long_first_pass_tells_about_its_tokens() -> None:
-    costs = ProposalCosts()
+    costs = ProposalCosts(UNKNOWN_TIMES)
     costs.observe(1, 4, 1, 0.008)
-    costs.observe(1, 3, 200, 0.004 + 0.1)
+    assert costs.observe(1, 3, 200, 0.004 + 0.1) == pytest.approx(0.1)
     assert costs.row_s == pytest.approx(0.0005)
     assert costs.pass_seconds(1) == pytest.approx([0.002])
     for _ in range(60):
