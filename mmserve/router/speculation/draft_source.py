@@ -83,7 +83,7 @@ class DraftSource:
         self.num_steps_behind = 0
         """Steps since it had computed all of them, or since the first."""
         self.is_catching_up = False
-        """It has begun to compute many that it had not."""
+        """It computes many that it had not; False after a step in which it has failed."""
         self._index = NgramIndex()
         self._max_tokens = _FIRST_DRAFT_TOKENS
 
@@ -117,9 +117,11 @@ class DraftSource:
 
     def computed(self, num_tokens: int, num_missing: int) -> None:
         """The draft model has computed all but so many of the sequence's first ``num_tokens`` tokens."""
-        self.num_modelled = num_tokens - num_missing
+        num_modelled = num_tokens - num_missing
+        self.is_catching_up = self.is_catching_up and num_missing > 0 and num_modelled > self.num_modelled
+        self.num_modelled = num_modelled
         if not num_missing:
-            self.num_steps_behind, self.is_catching_up = 0, False
+            self.num_steps_behind = 0
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """The last draft, perhaps shortened, was verified."""

@@ -25,12 +25,12 @@ class ProposalCosts:
         """Of a token that the draft model still has to compute. 0: unknown."""
 
     def observe(self, num_sequences: int, num_passes: int, num_rows: int, seconds: float) -> float:
-        """Records the drafts of a step. ``num_rows``: of the first pass. 0 seconds: unknown.
+        """Records the drafts of a step. ``num_rows``: of the first pass; 0: it failed. 0 seconds: unknown.
 
-        Returns the seconds of a long first pass.
+        Returns the seconds of a long first pass, or of one that failed.
         """
-        if seconds <= 0:
-            return 0.0
+        if seconds <= 0 or not num_rows:
+            return seconds
         if num_rows <= _ROWS_OF_A_PASS * num_sequences:
             self._passes.observe(num_sequences, seconds / num_passes)
             return 0.0

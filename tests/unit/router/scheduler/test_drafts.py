@@ -149,7 +149,7 @@ def test_a_draft_model_is_asked_for_tokens_that_have_room() -> None:
     started(scheduler)
     plan = planned(scheduler)
     step = plan.steps[0]
-    assert (step.draft, step.num_proposed, step.new_blocks) == ((), 2, ())
+    assert (step.draft, step.num_proposed, step.new_blocks) == ((), 4, ())
     assert scheduler.schedule() is None, "how many tokens the step brings is not known"
     result = StepResult(
         step_id=plan.step_id, tokens=((0, (7, 8, 9)),), proposals=(Proposal(0, 2, 0),), num_draft_rows=43
@@ -166,7 +166,7 @@ def test_a_draft_model_that_proposes_nothing_yet_is_asked_again() -> None:
     started(scheduler)
     for token_id in range(3):
         plan = planned(scheduler)
-        assert plan.steps[0].num_proposed == 2
+        assert plan.steps[0].num_proposed == 4
         proposals = (Proposal(0, 0, 9),)
         result = StepResult(step_id=plan.step_id, tokens=((0, (token_id,)),), proposals=proposals, num_draft_rows=256)
         scheduler.apply(plan, msgspec.structs.replace(result, forward_s=0.01))

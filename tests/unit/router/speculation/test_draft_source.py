@@ -77,3 +77,17 @@ def test_drafts_that_are_not_computed_are_tried_again_after_a_while() -> None:
         shares.observe_unused(Kind.LONG)
     assert 0.2 < shares[Kind.SHORT] < 0.5
     assert shares[Kind.LONG] == 0.9
+
+
+def test_the_draft_model_catches_up_until_it_has_all_tokens_or_fails() -> None:
+    drafts = source()
+    drafts.is_catching_up = True
+    drafts.computed(600, 344)
+    assert drafts.is_catching_up
+    drafts.computed(601, 89)
+    assert drafts.is_catching_up
+    drafts.computed(602, 90)
+    assert not drafts.is_catching_up
+    drafts.is_catching_up = True
+    drafts.computed(603, 0)
+    assert not drafts.is_catching_up

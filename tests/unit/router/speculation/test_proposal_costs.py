@@ -38,3 +38,9 @@ def test_a_long_first_pass_tells_about_its_tokens() -> None:
     for _ in range(60):
         costs.observe(1, 1, 200, 0.2)
     assert costs.row_s == pytest.approx(0.001, rel=0.01)
+
+
+def test_a_pass_that_failed_tells_nothing_and_is_paid() -> None:
+    costs = ProposalCosts(DraftTimes(0.002, 0.0001))
+    assert costs.observe(1, 1, 0, 0.3) == 0.3
+    assert (costs.row_s, costs.pass_seconds(1)) == (0.0001, pytest.approx([0.002]))
