@@ -68,6 +68,17 @@ def test_the_example_is_deployed_updated_and_scaled_down_under_load_without_a_fa
         until(lambda: len(cluster.servers()) == 1, timeout_s=120)
         print(f"from two to one: {time.monotonic() - started_s:.1f} s, {load.rounds - rounds} rounds of streams")
         load.go_on()
+        before = {each.pid for each in cluster.actors("front:Front")}
+        changed = example(key, port, servers=1, fronts=2, options=("--max-num-seqs", "65"))
+        changed["applications"][1]["args"]["max_connections"] = 1000
+        started_s, rounds = time.monotonic(), load.rounds
+        cluster.deploy(changed)
+        until(
+            lambda: len(now := {each.pid for each in cluster.actors("front:Front")}) == 2 and not now & before,
+            timeout_s=240,
+        )
+        print(f"two new fronts: {time.monotonic() - started_s:.1f} s, {load.rounds - rounds} rounds of streams")
+        load.go_on()
     assert not load.failures
     _a_front_dies(cluster, stack)
     cluster.delete_all()

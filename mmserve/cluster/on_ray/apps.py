@@ -59,8 +59,9 @@ def nodes_app(
 
 
 def front(args: Mapping[str, Any]) -> Application:
-    """``port``, ``cluster_key_file``, and fields of FrontOptions."""
-    options = {name: value for name, value in args.items() if name not in ("port", "cluster_key_file")}
+    """``port``, ``cluster_key_file``, and fields of FrontOptions; a front that ends may take as long as a server."""
+    rest = {name: value for name, value in args.items() if name not in ("port", "cluster_key_file")}
+    options = {"shutdown_timeout_s": _LONGEST_ANSWER_S, **rest}
     return front_app(int(args.get("port", 8000)), _secret(args), options)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -17,12 +16,12 @@ from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.front.run import Front, FrontOptions
 from mmserve.cluster.front.server_facts import ServerFacts
 from mmserve.cluster.front.silence import SilenceWatch
+from mmserve.cluster.on_ray import shared_port
 from mmserve.cluster.on_ray.known import known
 from mmserve.cluster.on_ray.placement import RayPlacement
 from mmserve.ipc.cluster_key import ClusterKey
 
 NODES_APP, NODE = "nodes", "Node"
-_BACKLOG = 2048
 _ENDS = (RayError, RayServeException, RequestCancelledError)
 _INCOMPLETE = ("UPDATING", "UPSCALING", "UNHEALTHY")
 """Ray's words for a deployment that has not all of its replicas."""
@@ -53,15 +52,11 @@ class FrontDeployment:
             loop.call_soon_threadsafe(self._listen, replicas)
 
         known.watch(on_change)
-        sock = socket.socket(socket.AF_INET6 if ":" in self._options.host else socket.AF_INET)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # several fronts of a node share the port
-        sock.bind((self._options.host, port))
-        sock.listen(_BACKLOG)
-        self._port = sock.getsockname()[1]
+        self._socket = shared_port.listening(self._options.host, port)
+        self._port = self._socket.getsockname()[1]
         started = asyncio.Event()
         self._server = front.server(started.set)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[sock]))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         await started.wait()
 
     def port(self) -> int:
@@ -74,8 +69,9 @@ class FrontDeployment:
             raise RuntimeError("the front does not serve any more")
 
     async def __del__(self) -> None:
-        """Ray calls it before it ends the actor: answers under way are sent."""
-        self._server.stop(self._options.shutdown_timeout_s)
+        """Ray calls it before it ends the actor: new connections go to other fronts, and answers under way are sent."""
+        await shared_port.take_no_more(self._socket)
+        await self._server.retire(self._options.shutdown_timeout_s)
         await self._serving
         await self._listener.aclose()
         await self._silence.aclose()

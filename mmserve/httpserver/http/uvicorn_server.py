@@ -59,7 +59,7 @@ class UvicornServer(uvicorn.Server):
         self._stopping.set()
 
     async def retire(self, timeout_s: float) -> None:
-        """End ``serve`` without a failed request, while another process accepts connections on the same socket.
+        """End ``serve`` without a failed request, while another process accepts connections on the same socket or port.
 
         Each connection is closed after its next answer, or after _QUIET_S without a request: to close it at once could
         cross a request that is under way.
