@@ -1,4 +1,5 @@
-"""Ray's head is killed and comes back, with a store on disk: what streams at the servers of other nodes see of it."""
+"""A Ray cluster whose nodes are namespaces. Its head is killed and comes back, with a store on disk: what do streams at
+the servers of other nodes see of it?"""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from benchmarks.nodes.recovery import Recovery, recovery, undisturbed
 from benchmarks.nodes.streams import Clients
 from benchmarks.nodes.workload import streams
 
-_HEAD, _SERVERS = 0, (1, 2)
+_HEAD, SERVERS = 0, (1, 2)
 _PORT, _RAY_PORT = 8100, 6379
 _DIRECTORY = "/run/mmserve-ray"
 """Of each node's Ray, on a disk that only the node sees. Short: names of sockets are below it."""
-_OPTIONS = ("--model", "llava", "--dtype", "float32", "--kv-cache-gb", "0.2", "--mm-cache-gb", "0.05")
+OPTIONS = ("--model", "llava", "--dtype", "float32", "--kv-cache-gb", "0.2", "--mm-cache-gb", "0.05")
 _CLIENTS, _BODIES, _TOKENS = 8, 23, 160
 _STARTED = b"Ray runtime started"
 _WARMING_S, _BEFORE_S, _AWAY_S, _AFTER_S, _START_S = 3.0, 15.0, 12.0, 10.0, 60.0
@@ -39,7 +40,7 @@ def why_not() -> str:
     return "" if importlib.util.find_spec("ray") else "Ray is not installed: pip install 'mmserve[ray]'"
 
 
-class _RayNode:
+class RayNode:
     """One machine of Ray's cluster."""
 
     def __init__(self, machines: Network, number: int, directory: Path, environment: dict[str, str]) -> None:
@@ -71,7 +72,7 @@ class _RayNode:
             time.sleep(0.1)
 
     def run(self, environment: dict[str, str], *command: str) -> None:
-        """Within the node."""
+        """A module, within the node."""
         (first,) = psutil.Process(self._process.pid).children()
         enter = ["nsenter", "-t", str(first.pid), "-m", "-p", "-n", "-u", "-i", "--"]
         subprocess.run([*enter, sys.executable, "-m", *command], check=True, env=environment)
@@ -83,7 +84,8 @@ class _RayNode:
 
 
 @contextlib.contextmanager
-def _ray(machines: Network, directory: Path) -> Iterator[tuple[dict[int, _RayNode], dict[str, str]]]:
+def ray_nodes(machines: Network, directory: Path) -> Iterator[tuple[dict[int, RayNode], dict[str, str]]]:
+    """A head without servers and two others, and the environment of their commands."""
     environment = {
         **os.environ,
         "RAY_worker_niceness": "0",
@@ -93,10 +95,10 @@ def _ray(machines: Network, directory: Path) -> Iterator[tuple[dict[int, _RayNod
         "RAY_gcs_storage": "rocksdb",
         "RAY_gcs_storage_path": str(directory / "gcs"),
     }
-    live: dict[int, _RayNode] = {}
+    live: dict[int, RayNode] = {}
     try:
-        for number in (_HEAD, *_SERVERS):
-            live[number] = _RayNode(machines, number, directory, environment)
+        for number in (_HEAD, *SERVERS):
+            live[number] = RayNode(machines, number, directory, environment)
             live[number].until_started()
         yield live, environment
     finally:
@@ -112,15 +114,15 @@ def rows(directory: Path) -> list[report.Row]:
     with contextlib.ExitStack() as stack:
         machines = stack.enter_context(network(3))
         stack.enter_context(machines.from_switch())
-        live, environment = stack.enter_context(_ray(machines, directory))
-        live[1].run(environment, "benchmarks.nodes.ray_deploy", str(_PORT), *_OPTIONS)
-        urls = [f"http://{machines.address(number)}:{_PORT}" for number in _SERVERS]
+        live, environment = stack.enter_context(ray_nodes(machines, directory))
+        live[1].run(environment, "benchmarks.nodes.ray_deploy", str(_PORT), *OPTIONS)
+        urls = [f"http://{machines.address(number)}:{_PORT}" for number in SERVERS]
         clients = Clients(urls, bodies, _CLIENTS)
 
         def event() -> None:
             live[_HEAD].kill()
             time.sleep(_AWAY_S)
-            live[_HEAD] = _RayNode(machines, _HEAD, directory, environment)
+            live[_HEAD] = RayNode(machines, _HEAD, directory, environment)
             live[_HEAD].until_started()
 
         threads = stack.enter_context(ThreadPoolExecutor(1))
