@@ -2,8 +2,9 @@
 
     python -m tests.ray.reservations
 
-Says which replica each of the requests got, and then how many Ray counts at both, once the suspended one goes on. Ray
-reads its variables when it is imported, so this is a process of its own.
+Says which replica each of the requests got, and then how many Ray counts at both, once the suspended one goes on; and,
+when one is killed, what a front hears of the one that takes its place. Ray reads its variables when it is imported, so
+this is a process of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ray.serve.config import RequestRouterConfig  # noqa: E402
 from ray.serve.exceptions import RayServeException, RequestCancelledError  # noqa: E402
 
 from mmserve.cluster.front.metrics import FrontMetrics  # noqa: E402
+from mmserve.cluster.on_ray.front import NODE, NODES_APP, nodes_are_starting  # noqa: E402
 from mmserve.cluster.on_ray.held import Held  # noqa: E402
 from mmserve.cluster.on_ray.known import known  # noqa: E402
 from mmserve.cluster.on_ray.placement import RayPlacement  # noqa: E402
@@ -53,7 +55,7 @@ class Bare:
 
 def _counts() -> list[int]:
     """Requests at each replica, as it counts them."""
-    names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if "#Bare#" in each["name"]]
+    names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True) if f"#{NODE}#" in each["name"]]
     actors = [ray.get_actor(name, namespace="serve") for name in names]
     return [ray.get(each.get_num_ongoing_requests.remote(), timeout=20) for each in actors]
 
@@ -72,9 +74,10 @@ async def _suspended(placement: RayPlacement) -> list[str]:
 
 async def _test(handle: Any) -> None:
     metrics = FrontMetrics()
-    placement = RayPlacement(handle, known, metrics, (RayError, RayServeException, RequestCancelledError))
-    async with placement.reserved(_WANT, ()):  # Ray's router runs now, and knows both
-        victim, _ = known.cluster.replicas
+    ends = (RayError, RayServeException, RequestCancelledError)
+    placement = RayPlacement(handle, known, metrics, ends, nodes_are_starting)
+    async with placement.reserved(_WANT, ()) as (victim, _):
+        pass  # Ray's router runs now, knows both, and relies for 10 s on what this one has told it
     for each in known.cluster.replicas:
         known.load(each, Load(encode_s=9.0), time.monotonic())
     known.hold(victim, Holdings("pictures", 0, 0, (7,), snapshot=True))
@@ -89,6 +92,13 @@ async def _test(handle: Any) -> None:
     print("silent:", metrics.value("failed_attempts", victim))
     await asyncio.to_thread(until, lambda: _counts() == [0, 0], timeout_s=30)
     print("left:", sum(_counts()), flush=True)
+    print("others:", await placement.has_others(known.ids()))
+    os.kill(int(victim), signal.SIGKILL)
+    await asyncio.to_thread(until, lambda: victim not in known.ids(), timeout_s=30)
+    print("others after a kill:", await placement.has_others(known.ids()))
+    await asyncio.to_thread(until, lambda: len(known.ids()) == 2, timeout_s=60)
+    await asyncio.to_thread(until, lambda: not asyncio.run(nodes_are_starting()), timeout_s=30)
+    print("others at last:", await placement.has_others(known.ids()), flush=True)
 
 
 def main() -> None:
@@ -109,8 +119,8 @@ def main() -> None:
                 "max_ongoing_requests": 64,
                 "ray_actor_options": {"num_cpus": 0},
             }
-            bare = serve.deployment(Bare, name="Bare", request_router_config=router, **options)
-            asyncio.run(_test(serve.run(bare.bind(), name="bare", route_prefix=None)))
+            bare = serve.deployment(Bare, name=NODE, request_router_config=router, **options)
+            asyncio.run(_test(serve.run(bare.bind(), name=NODES_APP, route_prefix=None)))
         finally:
             serve.shutdown()
             ray.shutdown()

@@ -94,7 +94,7 @@ def _stopped(processes: list[psutil.Process]) -> Iterator[None]:
             each.resume()
 
 
-def test_no_place_is_kept_for_a_request_that_went_elsewhere_meanwhile() -> None:
+def test_no_place_is_kept_for_a_request_that_went_elsewhere_and_a_replica_that_starts_is_known() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.ray.reservations"], capture_output=True, text=True, timeout=150
     )
@@ -102,6 +102,8 @@ def test_no_place_is_kept_for_a_request_that_went_elsewhere_meanwhile() -> None:
     assert "placed elsewhere: 8" in ended.stdout
     assert "silent: 8" in ended.stdout
     assert "left: 0" in ended.stdout
+    for line in ("others: False", "others after a kill: True", "others at last: False"):
+        assert line in ended.stdout
     print(ended.stdout)
 
 

@@ -34,6 +34,8 @@ class SilenceWatch:
         """A replica has reported."""
         now_s = time.monotonic()
         mute = {*self._mute(now_s)}
+        if not (mute or self._asked):
+            return
         for replica in mute:
             task, asked_s = self._asked.get(replica, (None, float("-inf")))
             if (task is None or task.done()) and now_s - asked_s >= _AGAIN_S:

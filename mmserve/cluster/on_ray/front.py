@@ -27,7 +27,7 @@ _INCOMPLETE = ("UPDATING", "UPSCALING", "UNHEALTHY")
 """Ray's words for a deployment that has not all of its replicas."""
 
 
-async def _nodes_are_starting() -> bool:
+async def nodes_are_starting() -> bool:
     """True if there are fewer replicas than Ray wants."""
     app = (await asyncio.to_thread(serve.status)).applications.get(NODES_APP)
     node = None if app is None else app.deployments.get(NODE)
@@ -42,7 +42,7 @@ class FrontDeployment:
         front = Front(self._options)
         self._metrics = front.metrics
         handle = serve.get_deployment_handle(NODE, NODES_APP)
-        front.placement = RayPlacement(handle, known, front.metrics, _ENDS, _nodes_are_starting)
+        front.placement = RayPlacement(handle, known, front.metrics, _ENDS, nodes_are_starting)
         facts = ServerFacts(partial(front.metrics.add, "kinds_of_replicas"))
         self._silence = SilenceWatch(known.mute, front.placement.upstream)
         self._listener = ReportListener(known, self._options.key, facts, self._silence.heard)
