@@ -47,8 +47,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Quantization,
         field(
             "model",
-            "language model's weights: int8, int4 on a CPU, 32 to a scale, all else as --dtype says, auto: float32; "
-            "fp8 on a GPU, products included, embedding and head in bfloat16",
+            "language model's weights: int8, int4 on a CPU, 32 to a scale, all else as --dtype says; fp8 on a GPU, "
+            "products included, embedding and head in bfloat16",
         ),
     ] = "none"
     model_impl: Annotated[

@@ -53,6 +53,7 @@ def test_weights_that_the_server_rounds(tmp_path: Path, family: str, form: Liter
     """Texts are compared as far as no two tokens are about equally likely: the kernels round inputs to 16 bits."""
     directory, asked = QUANTIZABLE[family](tmp_path / "plain"), QUESTIONS[:6]
     options = (*LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1", "--quantization", form)
+    options += ("--dtype", "float32")
     with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None
         found = ask_all(Stack(target.url, target.pid), asked, GREEDY | {"logit_bias": {EOS: -100}})

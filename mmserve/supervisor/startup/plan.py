@@ -152,13 +152,11 @@ def weight_dtype(
         if device != "cuda" or config.dtype not in ("auto", "bfloat16"):
             raise StartupError("--quantization fp8 is for a GPU and bfloat16: leave out --dtype; a CPU has int8, int4")
         return "bfloat16"
-    if config.quantization != "none":
-        if device != "cpu" or config.dtype == "float16":
-            raise StartupError(
-                f"--quantization {config.quantization} is for a CPU, and float32 or bfloat16: leave out --device and "
-                "--dtype, or choose fp8 on a GPU"
-            )
-        return "float32" if config.dtype == "auto" else config.dtype
+    if config.quantization != "none" and (device != "cpu" or config.dtype == "float16"):
+        raise StartupError(
+            f"--quantization {config.quantization} is for a CPU, and float32 or bfloat16: leave out --device and "
+            "--dtype, or choose fp8 on a GPU"
+        )
     on_gpu = device == "cuda" and model.quantization is not None and model.quantization.layout != "gguf"
     if model.quantization is not None and not on_gpu:
         if device != "cpu" or config.dtype not in ("auto", "float32"):

@@ -118,8 +118,8 @@ def test_a_cpu_takes_either_dtype_of_the_kv_cache_with_either_dtype(dtype: str, 
     )
     assert (short.kv_dtype, long.kv_dtype, short.dtype) == ("bfloat16", "float32", dtype)
     assert short.kv_tokens == 2 * (long.kv_tokens or 0)
-    quantized = _make(model, XEON, quantization="int8", kv_cache_dtype="bfloat16")
-    assert (quantized.dtype, quantized.kv_dtype) == ("float32", "bfloat16")
+    quantized = _make(model, XEON, quantization="int8", dtype=dtype, kv_cache_dtype="bfloat16")
+    assert (quantized.dtype, quantized.kv_dtype) == (dtype, "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -360,9 +360,10 @@ def test_threads_default_to_the_number_of_cores(model: ModelSpec) -> None:
 
 
 def test_what_else_a_server_with_quantized_weights_computes_in(model: ModelSpec) -> None:
-    assert _make(model, XEON, quantization="int8").dtype == "float32"
+    assert _make(model, XEON, quantization="int8", dtype="float32").dtype == "float32"
+    assert _make(model, XEON, quantization="int8", kernel_level="avx2").dtype == "float32"
     for form in ("int8", "int4"):
-        rounded = _make(model, XEON, quantization=form, dtype="bfloat16")
+        rounded = _make(model, XEON, quantization=form)
         assert (rounded.dtype, rounded.activation_dtype, rounded.kv_dtype) == ("bfloat16", "float32", "bfloat16")
     assert "choose fp8 on a GPU" in _refused(model, GPU, quantization="int8")
     assert _make(model, GPU, quantization="fp8").dtype == "bfloat16"
