@@ -41,8 +41,8 @@ def _replicas(*options: str, on_line: Callable[[str], object] = print) -> Iterat
         yield Stack(server.url, server.pid)
 
 
-_SERVER_READY = re.compile(r"nodes:Node.* mmserve is ready: (http://[^\s,]+)")
-"""In Ray's log, which is this command's output."""
+_SERVER_READY = re.compile(r"nodes:Node pid=(?P<pid>\d+).* mmserve is ready: (?P<url>http://[^\s,]+)")
+"""In Ray's log, which is this command's output: the actor, and its server."""
 
 
 def _actors(stack: Stack) -> list[psutil.Process]:
@@ -83,6 +83,32 @@ def test_requests_go_elsewhere_while_a_replica_is_suspended() -> None:
         assert front_metric(stack, "replicas") == 2
 
 
+def test_streams_go_on_elsewhere_when_their_replica_is_suspended() -> None:
+    """Its actor and its server. They move before it goes on, and before Ray notices, which takes 30 s."""
+
+    def look(line: str) -> None:
+        print(line, end="")
+        if found := _SERVER_READY.search(line):
+            servers[int(found["pid"])] = Stack(found["url"], 0)
+
+    def suspend() -> None:
+        busy = max(servers, key=lambda pid: servers[pid].metric("num_requests_in_flight"))
+        victim = psutil.Process(busy)
+        stopped.enter_context(_stopped([victim, *victim.children(recursive=True)]))
+        begun_s.append(time.monotonic())
+
+    servers: dict[int, Stack] = {}
+    begun_s: list[float] = []
+    with _replicas("--replicas", "2", on_line=look) as stack, contextlib.ExitStack() as stopped:
+        expected = asyncio.run(answers_of(stack))
+        assert len(servers) == 2
+        assert asyncio.run(asyncio.wait_for(answers_of(stack, suspend), 60)) == expected
+        print(f"all answers after a replica was suspended: {time.monotonic() - begun_s[0]:.1f} s")
+        assert front_metric(stack, "resumed_total") >= 1
+        stopped.close()
+        assert asyncio.run(answers_of(stack)) == expected
+
+
 @contextlib.contextmanager
 def _stopped(processes: list[psutil.Process]) -> Iterator[None]:
     try:
@@ -120,7 +146,7 @@ def test_a_second_server_starts_under_load_and_takes_requests() -> None:
     def look(line: str) -> None:
         print(line, end="")
         if found := _SERVER_READY.search(line):
-            servers.append(Stack(found[1], 0))
+            servers.append(Stack(found["url"], 0))
 
     servers: list[Stack] = []
     few_slots = ("--max-num-seqs", "4")  # fewer than the load's streams
