@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import openai
 import pytest
+from safetensors.torch import load_file, save_file
 
+from benchmarks.first_layers import write
 from mmserve.cli import main as cli
 from tests.e2e.stack import LITTLE_MEMORY, ask, ask_streamed, kv_tokens, running
+from tests.fakes.checkpoints import make_llama
 
 LIST = "\n".join(f'{{"name": "item {number}", "colour": "red", "price": {number}}}' for number in range(12))
 MESSAGES = [{"role": "user", "content": f"Repeat these lines, word for word:\n{LIST}"}]
 
 
 def answers(client: openai.OpenAI) -> list[object]:
-    """The first prompt is so short that a draft model computes it at once."""
     short = client.completions.create(model="llava", prompt="The", temperature=0.5, seed=3, max_tokens=40)
     several = client.chat.completions.create(
         model="llava", messages=MESSAGES, temperature=0.5, seed=7, n=3, max_tokens=60, frequency_penalty=0.1
@@ -52,7 +56,7 @@ def _planned_kv_tokens(options: Sequence[str], capsys: pytest.CaptureFixture[str
 
 
 def test_answers_are_the_same_in_fewer_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    """The model as its own draft model is not faster, but the server does not know at first, and tries it."""
+    """The model as its own draft model is as slow as it, which the server knows from its start: no token is drafted."""
     with running() as server, server.client() as client:
         expected = answers(client)
         num_steps = server.metric("step_seconds_count")
@@ -61,6 +65,49 @@ def test_answers_are_the_same_in_fewer_steps(capsys: pytest.CaptureFixture[str])
         with running(*option) as server, server.client() as client:
             assert answers(client) == expected
             assert _planned_kv_tokens(option, capsys) == pytest.approx(kv_tokens(server), rel=0.05)
+            if "ngram" in option:
+                assert 0 < server.metric("accepted_draft_tokens_total") <= server.metric("draft_tokens_total")
+                assert server.metric("step_seconds_count") < num_steps
+
+
+@pytest.fixture
+def deep_and_first_layer(tmp_path: Path) -> tuple[Path, Path]:
+    """A model of which all layers but the first add nothing, and that layer as a draft model that is always right."""
+    deep = make_llama(
+        tmp_path / "deep", hidden_size=256, intermediate_size=1024, num_hidden_layers=24, max_position_embeddings=1024
+    )
+    file = deep / "model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if re.search(r"\.layers\.[1-9]\d*\..*(o_proj|down_proj)", name):
+            tensor.zero_()
+    save_file(tensors, file, {"format": "pt"})
+    write(deep, tmp_path / "first", 1)
+    return deep, tmp_path / "first"
+
+
+def test_a_draft_model_that_is_right_and_fast_saves_steps(deep_and_first_layer: tuple[Path, Path]) -> None:
+    deep, first = deep_and_first_layer
+    model, steps, texts = ("--model", str(deep), "--served-model-name", "tiny"), list[float](), list[list[str]]()
+    for option in ((), ("--speculative-model", str(first))):
+        with running(*model, *option) as server, server.client() as client:
+            texts.append(
+                [
+                    client.completions.create(
+                        model="tiny",
+                        prompt="ab",
+                        temperature=temperature,
+                        seed=5,
+                        max_tokens=60,
+                        extra_body={"ignore_eos": True},
+                    )
+                    .choices[0]
+                    .text
+                    for temperature in (0.0, 0.7, 0.0, 0.7)
+                ]
+            )
+            steps.append(server.metric("step_seconds_count"))
             accepted = server.metric("accepted_draft_tokens_total")
-            assert 0 < accepted <= server.metric("draft_tokens_total")
-            assert server.metric("step_seconds_count") < num_steps or "--speculative-model" in option
+    assert texts[0] == texts[1]
+    assert accepted > 20
+    assert steps[1] < steps[0] - 10

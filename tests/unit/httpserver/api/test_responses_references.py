@@ -35,8 +35,8 @@ def test_the_text_of_all_references_is_limited_and_their_images_are_not_text(tmp
         store = ResponseStore(tmp_path / "store", 10**8, 10**6, BackgroundRuns(Endpoints(tmp_path), 0))
         contents = {"text": "A" * 100_000, "picture": [PICTURE]}
         items = [StoredItem(id, json.dumps({"id": id, "content": text}).encode()) for id, text in contents.items()]
-        assert await store.begin("ann", "r", None, lambda: items, 1)
-        assert await store.finish("r", StoredOutput("completed", b"{}"))
+        assert await store.begin("ann", "r", "1", None, lambda: items, 1)
+        assert await store.finish("r", "1", StoredOutput("completed", b"{}"))
         for id, times in (("text", 5), ("picture", 100)):
             found = await stored_items(dict.fromkeys(range(times), id), store, "ann", 512)
             assert {item["id"] for item in found.values()} == {id}
