@@ -139,15 +139,26 @@ class FakeReplica:
 
 
 @asynccontextmanager
-async def front_of(*replicas: ASGIApp, unreachable: int = 0, **options: Any) -> AsyncIterator[tuple[str, Front]]:
-    """A front in this event loop; its URL. ``options``: of FrontOptions."""
+async def front_of(
+    *replicas: ASGIApp, unreachable: int = 0, dying: int = 0, **options: Any
+) -> AsyncIterator[tuple[str, Front]]:
+    """A front in this event loop; its URL. ``dying``: further replicas that end each connection once they have got a
+    request. ``options``: of FrontOptions."""
     async with AsyncExitStack() as stack:
         urls = [f"http://127.0.0.1:{(await stack.enter_async_context(serving(each))).port}" for each in replicas]
         urls += [f"http://127.0.0.1:{number}" for number in range(1, 1 + unreachable)]
+        for _ in range(dying):
+            server = await stack.enter_async_context(await asyncio.start_server(_take_and_die, "127.0.0.1", 0))
+            urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         front = Front(FrontOptions(KEY, **options))
         front.replicas.set({f"replica{number}": url for number, url in enumerate(urls)})
         async with _listening(front) as url:
             yield url, front
+
+
+async def _take_and_die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.close()
 
 
 @asynccontextmanager

@@ -44,8 +44,8 @@ _ONLY_ASKING = frozenset(
 )
 """Answered from the body, and nothing is kept: any replica may be asked, also twice."""
 _NAMED = _GENERATING | {_RESPONSES}
-_STORED = ("/v1/responses/", "/v1/files/", "/v1/batches")
-_OF_STORED = (b'"previous_response_id"', b'"item_reference"')
+_STORED = ("/v1/responses", "/v1/files", "/v1/batches")
+"""A replica that does not know what such a request names is not the last to be asked."""
 _FULL_RETRY_AFTER_S = 1.0
 
 
@@ -99,7 +99,7 @@ class _Front:
                 partial(_event, path),
                 kept,
                 repeats=generates or (method == "POST" and path in _ONLY_ASKING),
-                names_stored=_names_stored(path, body),
+                names_stored=path.startswith(_STORED),
             )
             kept.grow_to(len(body))
             async with WhileConnected(scope):
@@ -110,11 +110,6 @@ class _Front:
         if "transfer-encoding" in request.headers:
             return self._max_body_nbytes
         return min(int(declared), self._max_body_nbytes) if declared.isdecimal() else 0
-
-
-def _names_stored(path: str, body: bytes | bytearray) -> bool:
-    """True if a replica that does not know what the request names is not the last to be asked."""
-    return path.startswith(_STORED) or (path == _RESPONSES and any(each in body for each in _OF_STORED))
 
 
 def _event(path: str, error: MmserveError, num_events: int) -> bytes:

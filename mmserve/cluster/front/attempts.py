@@ -102,6 +102,8 @@ class _Attempt:
         self._refusal: tuple[int, Headers, bytes] | None = None
         self._refused_with = 0
         """By the last replica that did."""
+        self._unheard = False
+        """A replica has not answered that may have what the others do not have."""
         self._progress = Progress()
         self._numbers = ""
         """Digest of the replica that has begun the stream."""
@@ -148,7 +150,9 @@ class _Attempt:
                     return True
         except ReplicaLost as error:
             replicas.failed(replica)
+            self._unheard = self._request.names_stored
             if error.sent and self._request.may_act:
+                self._refusal = None
                 return False  # nobody knows whether the replica has done it
             if self._started and not self._request.generates:
                 return False  # the client has a part of an answer that cannot go on elsewhere
@@ -186,7 +190,7 @@ class _Attempt:
         headers, tail = self._relay_header()
         sent_headers = [*request.headers, *headers]
         answer = await upstream.send(
-            request.method, request.target, sent_headers, [request.body, tail], may_move=request.repeats
+            request.method, request.target, sent_headers, [request.body, tail], may_move=not request.may_act
         )
         try:
             if answer.status in _REFUSALS or (answer.status == _NOT_HERE and request.names_stored):
@@ -287,7 +291,7 @@ class _Attempt:
         if self._unequal:
             message = "no replica that is left computes the same text: ask again for another answer"
         error = Unavailable(message, retry_after_s=_LOST_RETRY_AFTER_S)
-        if self._started or self._refusal is None:
+        if self._started or self._refusal is None or (self._unheard and self._refusal[0] == _NOT_HERE):
             raise error
         status, headers, content = self._refusal
         await self._start(status, headers)

@@ -53,7 +53,9 @@ class SilenceWatch:
 
     async def _ask(self, replica: str, now_s: float) -> None:
         upstream = self._upstream(replica)
-        if upstream is None or await upstream.answers(_ANSWER_S) or replica not in self._mute(time.monotonic()):
+        if upstream is None or not await upstream.stands_still(_ANSWER_S):
+            return
+        if replica not in self._mute(time.monotonic()):
             return
         logger.info("%s neither reports nor answers: what waits there goes elsewhere", replica)
         upstream.lose("its processes are stopped", now_s)

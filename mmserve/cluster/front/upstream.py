@@ -76,14 +76,16 @@ class Upstream:
             raise
         return UpstreamAnswer(connection)
 
-    async def answers(self, within_s: float) -> bool:
-        """True if its processes run: it answers anything at all."""
+    async def stands_still(self, within_s: float) -> bool:
+        """True if nothing answers within that time. False if it cannot be reached: its connections notice that."""
         try:
             async with asyncio.timeout(within_s):
                 (await self.send("GET", b"/live", [])).close()
-        except (ReplicaLost, TimeoutError):
+        except ReplicaLost:
             return False
-        return True
+        except TimeoutError:
+            return True
+        return False
 
     def lose(self, reason: str, heard_before_s: float) -> None:
         """End the requests that may move, of which nothing has come since that time (monotonic)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -23,13 +24,18 @@ from mmserve.ipc.cluster_key import ClusterKey
 
 NODES_APP, NODE = "nodes", "Node"
 _ENDS = (RayError, RayServeException, RequestCancelledError)
+_STATUS_S = 5.0
 _INCOMPLETE = ("UPDATING", "UPSCALING", "UNHEALTHY")
 """Ray's words for a deployment that has not all of its replicas."""
 
 
 async def nodes_are_starting() -> bool:
-    """True if there are fewer replicas than Ray wants."""
-    app = (await asyncio.to_thread(serve.status)).applications.get(NODES_APP)
+    """True if there are fewer replicas than Ray wants, or if Ray does not say."""
+    try:
+        async with asyncio.timeout(_STATUS_S):
+            app = (await asyncio.to_thread(serve.status)).applications.get(NODES_APP)
+    except (TimeoutError, *_ENDS):
+        return True
     node = None if app is None else app.deployments.get(NODE)
     return node is not None and node.status in _INCOMPLETE
 
@@ -70,7 +76,8 @@ class FrontDeployment:
 
     async def __del__(self) -> None:
         """Ray calls it before it ends the actor: new connections go to other fronts, and answers under way are sent."""
-        await shared_port.take_no_more(self._socket)
+        with contextlib.suppress(OSError):  # then some of those who connect now are reset
+            await shared_port.take_no_more(self._socket)
         await self._server.retire(self._options.shutdown_timeout_s)
         await self._serving
         await self._listener.aclose()

@@ -109,23 +109,24 @@ class Cluster:
     def choose(self, want: Want, now_s: float, exclude: Collection[str] = ()) -> Choice | None:
         """The best replica, which counts as sent there. ``exclude``: those that have failed this request already; they
         are asked again only if there is no other. None without replicas."""
-        choice = self._policy.best(want, *self._now(now_s, exclude))
+        avoid, mean_in_flight = self._now(now_s)
+        choice = self._policy.best(want, avoid, exclude, mean_in_flight)
         if choice is not None:
             self.sent(choice, want, now_s)
         return choice
 
     def ranked(self, want: Want, now_s: float, exclude: Collection[str] = ()) -> list[Choice]:
         """A few replicas, best first."""
-        return self._policy.ranked(want, *self._now(now_s, exclude))
+        avoid, mean_in_flight = self._now(now_s)
+        return self._policy.ranked(want, avoid, exclude, mean_in_flight)
 
-    def _now(self, now_s: float, exclude: Collection[str]) -> tuple[set[str], float | None]:
+    def _now(self, now_s: float) -> tuple[list[str], float | None]:
         """Whom to avoid, and how many requests a replica has on average. Looks at no more replicas than have changed:
         each decision waits for it, and there may be a thousand."""
         self._forget_old(now_s)
         self._expected.forget_old(now_s)
         self._suspect_silent(now_s)
-        avoid = {*exclude, *self._suspects.avoided(now_s)}
-        return avoid, self._in_flight / len(self._replicas) if self._replicas else None
+        return self._suspects.avoided(now_s), self._in_flight / len(self._replicas) if self._replicas else None
 
     def _forget_old(self, now_s: float) -> None:
         """Otherwise a replica that does not report, and gets nothing because it looks busy, would stay so for ever."""
@@ -159,7 +160,7 @@ class Cluster:
         """Replicas that have said nothing for so long while others have that they may be stopped. To be called when
         one has said something: there are none while nobody does."""
         self._suspect_silent(now_s)
-        if not self._silent:
+        if not (self._silent and self._heard):
             return []
         latest_s = self._loads[next(reversed(self._heard))].reported_at_s
         return [each for each in self._silent if self._loads[each].reported_at_s < latest_s - _MUTE_S]

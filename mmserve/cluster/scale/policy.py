@@ -85,22 +85,37 @@ class Policy:
     loads: dict[str, ReplicaLoad]
     random: Random
 
-    def ranked(self, want: Want, avoid: Collection[str] = (), mean_in_flight: float | None = None) -> list[Choice]:
-        """Candidates, best first. Those in ``avoid`` only if there is no other. Empty without replicas."""
-        scored, owner = self._sorted(want, avoid, mean_in_flight)
+    def ranked(
+        self,
+        want: Want,
+        avoid: Collection[str] = (),
+        exclude: Collection[str] = (),
+        mean_in_flight: float | None = None,
+    ) -> list[Choice]:
+        """Candidates, best first. Those in ``avoid`` only if there is no other, and those in ``exclude`` only if there
+        is none of these either. Empty without replicas."""
+        scored, owner = self._sorted(want, avoid, exclude, mean_in_flight)
         return [_choice(each, len(scored), want, owner) for each in scored]
 
-    def best(self, want: Want, avoid: Collection[str] = (), mean_in_flight: float | None = None) -> Choice | None:
+    def best(
+        self,
+        want: Want,
+        avoid: Collection[str] = (),
+        exclude: Collection[str] = (),
+        mean_in_flight: float | None = None,
+    ) -> Choice | None:
         """The first of ``ranked``."""
-        scored, owner = self._sorted(want, avoid, mean_in_flight)
+        scored, owner = self._sorted(want, avoid, exclude, mean_in_flight)
         return _choice(scored[0], len(scored), want, owner) if scored else None
 
-    def _sorted(self, want: Want, avoid: Collection[str], mean_in_flight: float | None) -> tuple[list[_Scored], str]:
+    def _sorted(
+        self, want: Want, avoid: Collection[str], exclude: Collection[str], mean_in_flight: float | None
+    ) -> tuple[list[_Scored], str]:
         """And the owner, which is empty if there is none."""
         owners = self._owners(want)
         holders = [self._holders(name) for name in want.pictures]
         deepest = self._deepest(want.blocks)
-        names = self._allowed(self._likely(holders, deepest.replicas, owners), avoid)
+        names = self._allowed(self._likely(holders, deepest.replicas, owners), avoid, exclude)
         owner = owners[0] if owners else ""
         scored = self._scored(self._bounded(names, mean_in_flight), want, holders, deepest, owner)
         scored.sort()
@@ -132,11 +147,14 @@ class Policy:
             found.update(dict.fromkeys(some))
         return found
 
-    def _allowed(self, likely: Collection[str], avoid: Collection[str]) -> Collection[str]:
-        if not avoid:
+    def _allowed(self, likely: Collection[str], avoid: Collection[str], exclude: Collection[str]) -> Collection[str]:
+        if not avoid and not exclude:
             return likely
-        chosen = [each for each in likely if each not in avoid]
-        return chosen or [each for each in self.replicas if each not in avoid] or likely
+        for unwanted in ({*avoid, *exclude}, exclude):
+            chosen = [each for each in likely if each not in unwanted]
+            if chosen := chosen or [each for each in self.replicas if each not in unwanted]:
+                return chosen
+        return likely
 
     def _two_at_random(self) -> list[str]:
         count = len(self.replicas)

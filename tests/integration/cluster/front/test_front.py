@@ -310,10 +310,31 @@ def test_what_is_stored_is_found_wherever_it_is() -> None:
         for replicas, expected in (((missing, missing), 404), ((missing, busy), 503)):
             async with front_of(*replicas) as (url, _):
                 assert (await _post(url, {}, "/v1/batches/b1/cancel"))[0] == expected
+        async with front_of(missing, other) as (url, front):
+            for _ in range(8):
+                front.replicas.failed("replica1")
+                assert (await _post(url, {"previous_response_id": "r1"}, "/v1/responses"))[0] == 200, (
+                    "it has failed others"
+                )
         async with front_of(missing, other) as (url, _):
             while not missing.paths or missing.paths[-1] != CHAT:
                 status, _, _ = await _post(url, {})
             assert status == 404, "a model that is not served is asked for once"
+
+    run(test)
+
+
+def test_nobody_says_that_a_thing_does_not_exist_which_one_that_is_gone_may_have() -> None:
+    async def test() -> None:
+        missing = FakeReplica(status=404)
+        async with front_of(missing, unreachable=1) as (url, _), aiohttp.ClientSession() as session:
+            for _ in range(8):
+                async with session.get(f"{url}/v1/files/f1") as answer:
+                    assert answer.status == 503
+        async with front_of(missing, dying=1) as (url, front):
+            front.replicas.failed("replica1")  # another request, so this one is asked last
+            assert (await _post(url, {}, "/v1/batches"))[0] == 503, "it may have been done"
+            assert missing.paths[-1] == "/v1/batches"
 
     run(test)
 
@@ -406,6 +427,21 @@ def test_streams_of_a_stopped_replica_go_on_elsewhere(monkeypatch: pytest.Monkey
             _reported(front, 3.5, 0.0)
             assert [(await stream)[1] for stream in streams] == [WHOLE] * 8
             assert front.metrics.value("resumed") >= 1
+
+    run(test)
+
+
+def test_what_is_asked_at_a_stopped_replica_is_asked_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmserve.cluster.front.silence._ANSWER_S", 0.1)
+
+    async def test() -> None:
+        async with front_of(FakeReplica(is_stopped=True), FakeReplica()) as (url, front), asyncio.timeout(20):
+            async with aiohttp.ClientSession() as session:
+                asked = [asyncio.create_task(session.get(f"{url}/v1/models")) for _ in range(8)]
+                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                _reported(front, 3.5, 0.0)
+                assert [(await each).status for each in asked] == [200] * 8
+            assert front.metrics.value("failed_attempts", "replica0") >= 1
 
     run(test)
 

@@ -52,6 +52,16 @@ def test_a_body_on_its_way_to_a_machine_that_is_gone_is_given_up() -> None:
     asyncio.run(test())
 
 
+def test_one_that_takes_connections_and_answers_nothing_stands_still_and_one_that_is_gone_does_not() -> None:
+    async def test() -> None:
+        with _listener() as listener:
+            replica = Upstream(f"http://127.0.0.1:{listener.getsockname()[1]}")
+            assert await replica.stands_still(0.1)
+        assert not await replica.stands_still(0.1)
+
+    asyncio.run(test())
+
+
 def test_a_replica_that_lets_a_body_wait_is_waited_for() -> None:
     async def test() -> None:
         with _listener() as listener:
@@ -90,7 +100,7 @@ def test_what_may_move_is_taken_back_from_a_replica_that_keeps_its_connections()
                 connection.close()
             with pytest.raises(ReplicaLost, match="ended"):
                 await stays
-            assert not await replica.answers(within_s=0.05)
+            assert await replica.stands_still(within_s=0.05)
 
     asyncio.run(test())
 

@@ -236,7 +236,9 @@ def test_one_that_says_nothing_for_seconds_while_others_do_is_mute_until_it_spea
     assert cluster.mute(3.2) == []
     cluster.load("b", _COSTS, 9.0)
     assert sorted(cluster.mute(9.0)) == ["a", "c"]
-    cluster.set_replicas("b")
+    cluster.set_replicas("ac")
+    assert cluster.mute(9.0) == [], "nobody is left that says anything"
+    cluster.set_replicas("c")
     assert cluster.mute(9.0) == []
 
 
@@ -251,7 +253,8 @@ def test_where_all_are_avoided_one_of_them_is_asked_all_the_same() -> None:
         cluster.failed(replica, 0.0)
     assert _chosen(cluster, _PICTURE, 1.0) in "ab"
     cluster.answered("b")
-    assert _chosen(cluster, _PICTURE, 1.0, exclude=("b",)) in "ab"
+    assert {_chosen(cluster, _PICTURE, 1.0, exclude=("b",)) for _ in range(20)} == {"a"}, "b has had this request"
+    assert _chosen(cluster, _PICTURE, 1.0, exclude=("a", "b")) in "ab"
 
 
 def test_the_only_one_left_is_found_even_if_chance_and_ring_name_others() -> None:
