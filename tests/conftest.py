@@ -62,6 +62,13 @@ def _duration_rank(nodeid: str) -> int:
     return next((rank for rank, folder in enumerate(_DURATION_ORDER) if nodeid.startswith(folder)), 0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread_of_torch() -> None:
+    """In the process of the tests. With tiny tensors a second thread only spins, on a core that a server could use."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     with leaks() as found:

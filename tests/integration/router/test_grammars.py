@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, deque
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,8 @@ Answers = dict[str, tuple[list[int], str | None]]
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield make_llama(tmp_path_factory.mktemp("llama"))
-    torch.set_num_threads(threads)
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"))
 
 
 def jobs() -> list[GenerateRequest]:

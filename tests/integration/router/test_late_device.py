@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
@@ -58,11 +57,8 @@ SIZES: dict[str, Any] = {"max_model_len": 128, "kv_tokens": NUM_BLOCKS * BLOCK_T
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield make_llama(tmp_path_factory.mktemp("llama"))
-    torch.set_num_threads(threads)
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"))
 
 
 def requests(rng: random.Random) -> list[GenerateRequest]:

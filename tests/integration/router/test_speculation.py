@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from mmserve.messages.request import GenerateRequest
 from mmserve.model_backend.worker.model_runner import ModelRunner
@@ -47,11 +45,8 @@ Answers = dict[str, tuple[list[int], list[bytes], str | None]]
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield make_llama(tmp_path_factory.mktemp("llama"), head_dim=16)
-    torch.set_num_threads(threads)
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"), head_dim=16)
 
 
 def with_draft_model(directory: Path, tmp_path_factory: pytest.TempPathFactory, drafts: str) -> dict[str, Path]:
