@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from mmserve.config.resolved.deployment import Deployment
-from mmserve.config.resolved.process import RETIRE
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child.process import Child
@@ -19,7 +18,7 @@ from mmserve.supervisor.child.protocol import Progress, Ready
 from mmserve.supervisor.child.spawn import Spawner
 from mmserve.supervisor.children import Children
 from mmserve.supervisor.progress import StartBars
-from mmserve.supervisor.rolling_restart import RollingRestart, has_terminal
+from mmserve.supervisor.rolling_restart import RollingRestart
 from mmserve.supervisor.status_publisher import Publisher
 from mmserve.supervisor.topology import Member, Topology, members
 from mmserve.supervisor.watching.restarts import RestartLimit
@@ -64,8 +63,7 @@ class Supervisor:
         self._restarts = RestartLimit()
         self._watchdog = Watchdog(Endpoints(deployment.run_dir), deployment.config.stuck_timeout)
         self._start_limit = StartLimit(deployment.config.start_timeout)
-        self._roll = RollingRestart()
-        self._had_terminal = has_terminal()
+        self._roll = RollingRestart(self._children)
         self._restarting: set[str] = set()
         self._has_served = False
         self._draining = False
@@ -139,7 +137,7 @@ class Supervisor:
             self._restart_stuck()
             all_started = self._children.start_missing()
             events = self._watch.wait(self._looks_again_s() if all_started else _SPAWN_RETRY_S)
-            signals = [event for event in events if isinstance(event, Signalled) and not self._reloads(event)]
+            signals = [event for event in events if isinstance(event, Signalled) and not self._reloads(event.signum)]
             self._draining = bool(signals)
             for event in events:
                 match event:
@@ -176,8 +174,9 @@ class Supervisor:
         for member in group:
             self._children.kill([member])
             self._publisher.died(member)
-        if dead in (self._roll.old, self._roll.new):
-            self._on_replaced(dead, cause)
+        if self._roll.concerns(dead):
+            self._roll.ended(dead, cause)
+            self._publish_phase()
             return
         if not self._restarts.allows(dead.group, time.monotonic()):
             reason = f"gave up on {dead.title} after {self._restarts.rule}; the last time it {cause}"
@@ -211,40 +210,13 @@ class Supervisor:
             logger.info("%s is ready again", member.group)
             self._publisher.raise_epoch(member)
         self._publish_phase()
-        if member == self._roll.new and self._roll.old is not None:
-            self._children.send_signal([self._roll.old], RETIRE)
+        self._roll.ready(member)
 
-    # replace
-
-    def _reloads(self, event: Signalled) -> bool:
-        """True for a SIGHUP that asks for new HTTP workers; it starts with the first. A terminal that is closed sends
-        one too, and ends the server."""
-        if event.signum != signal.SIGHUP or (self._had_terminal and not has_terminal()):
-            return False
-        logger.info("SIGHUP: replacing the HTTP workers, one after another")
-        self._roll.request(self._children.http_workers())
-        self._replace_next()
-        return True
-
-    def _replace_next(self) -> None:
-        """Start the successor of the next HTTP worker. The worker is told to leave when the successor is ready."""
-        workers = self._children.http_workers()
-        if self._roll.begin(workers) and (new := self._roll.new) is not None:
-            self._children.members.insert(self._children.members.index(workers[-1]) + 1, new)
-            self._children.incarnations[new.group] += 1
-            self._children.start_missing()
-
-    def _on_replaced(self, ended: Member, cause: str) -> None:
-        """A worker has left for its successor, or a successor has ended, or a worker before it had to."""
-        self._children.members.remove(ended)
-        if ended == self._roll.old:
-            logger.info("%s has left (%s)", ended.title, cause)
-            self._roll.finish()
-        else:
-            logger.error("%s, the successor of another worker, %s; the others stay", ended.title, cause)
-            self._roll.give_up()
-        self._replace_next()
-        self._publish_phase()
+    def _reloads(self, signum: int) -> bool:
+        """True if HTTP workers are replaced; it starts with the first."""
+        if asked := self._roll.is_asked_by(signum):
+            self._roll.begin()
+        return asked
 
     def _publish_phase(self) -> None:
         """Send the phase. After the start it depends on the engine only: without another process requests are delayed,
