@@ -74,13 +74,15 @@ async def answer_of(client: openai.AsyncOpenAI, request: dict[str, Any], started
     return answer
 
 
-async def answers_of(stack: Stack, disturb: Any = None) -> list[Answer]:
-    """The answers to all requests at once. ``disturb`` is called when all have text."""
+async def answers_of(stack: Stack, disturb: Any = None, times: int = 1) -> list[Answer]:
+    """The answers to all requests at once, each of which is sent so many times. ``disturb`` is called when all have
+    text."""
+    requests = REQUESTS * times
     async with stack.async_client() as client:
-        started = [asyncio.Event() for _ in REQUESTS]
+        started = [asyncio.Event() for _ in requests]
         live = [
             asyncio.create_task(answer_of(client, request, event))
-            for request, event in zip(REQUESTS, started, strict=True)
+            for request, event in zip(requests, started, strict=True)
         ]
         if disturb is not None:
             await asyncio.gather(*(event.wait() for event in started))

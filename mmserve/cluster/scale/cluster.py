@@ -15,9 +15,10 @@ from mmserve.cluster.scale.reports import Holdings, Kind, Load
 from mmserve.cluster.scale.ring import Ring
 from mmserve.cluster.scale.suspects import Suspects
 
-_SILENT_S = 1.0
+_SILENT_S = 2.0
 """A replica that has said nothing for so long while others have is stopped or cut off, or soon says something again.
-Its connections may stay, and whoever asks it waits: without this, all clients would in the end."""
+Its connections may stay, and whoever asks it waits: without this, all clients would in the end. An idle one says
+something once a second."""
 _MUTE_S = 3.0
 """So long a busy replica keeps silent, if at all. It is asked whether it still answers."""
 

@@ -215,6 +215,17 @@ def test_one_that_says_nothing_while_others_do_gets_one_request_in_five_seconds_
     assert _chosen(cluster, _PICTURE, 19.2) == "b"
 
 
+def test_an_idle_one_which_reports_once_a_second_is_not_silent_beside_a_busy_one() -> None:
+    """It wakes once a second, or a little later."""
+    cluster = _cluster("busy", "idle")
+    _hold(cluster, "idle", 7)
+    for quarter in range(41):
+        if quarter % 5 == 0:
+            cluster.load("idle", _COSTS, quarter / 4)
+        cluster.load("busy", _COSTS, quarter / 4 + 0.24)
+        assert _chosen(cluster, _PICTURE, quarter / 4 + 0.245) == "idle"
+
+
 def test_one_that_answers_without_reports_is_not_avoided() -> None:
     cluster = _cluster("a", "b")
     cluster.load("a", _COSTS, 10.0)
