@@ -48,7 +48,7 @@ def serve_replicas(
         stack.callback(ray.shutdown)
         with contextlib.suppress(_Stopped), stop.at_once():
             _start_ray(address, directory)
-            gpus = gpus_of_each(device, tp, max(1, count[0]), ray.cluster_resources().get("GPU", 0.0))
+            gpus = gpus_of_each(device, tp, max(1, count[0]), _gpus_of_machines())
             stop.listen()  # after Ray, whose own handlers end this process while it starts
             serve.start(proxy_location="Disabled")
             stack.callback(_end_serve, own=address is None)
@@ -56,6 +56,10 @@ def serve_replicas(
             _deploy(count, options, environment, host, front, port, gpus)
             stop.wait()
     return 0
+
+
+def _gpus_of_machines() -> list[float]:
+    return [each["Resources"].get("GPU", 0.0) for each in ray.nodes() if each["Alive"]]
 
 
 def _end_serve(*, own: bool) -> None:
