@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import chain
 
 from mmserve.cluster.front.replicas import Replica
 from mmserve.cluster.on_ray.asked import Asked
@@ -52,20 +53,35 @@ class KnownReplicas:
 
     def ranked(self, asked: Asked) -> Iterator[str]:
         """Ray's ids of all replicas, best first; those that the request excludes last. ``asked`` is told each one.
-        Looks at the few best alone unless more are wanted: there may be a thousand."""
+        Looks at the few best alone unless more are wanted: there may be a thousand.
+
+        The one that was looked at last counts as having the request: other requests are decided before Ray has taken
+        it, perhaps all of a burst."""
         with self._lock:
             best = self.cluster.ranked(asked.want, time.monotonic(), asked.exclude)
             ray_ids = self._ray_ids
         if asked.exclude:
             best.sort(key=lambda choice: asked.exclude.get(choice.replica, -1))
-        for choice in best:
+
+        def others() -> Iterator[Choice]:
+            rest = ray_ids.keys() - {choice.replica for choice in best}
+            for replica in sorted(rest, key=lambda id: asked.exclude.get(id, -1)):
+                yield Choice(replica, 0.0, 0.0, "spread")
+
+        for choice in chain(best, others()):
+            self._offered(choice)
             asked.offer(choice)
             yield ray_ids[choice.replica]
-        rest = ray_ids.keys() - {choice.replica for choice in best}
-        for replica in sorted(rest, key=lambda id: asked.exclude.get(id, -1)):
-            asked.offer(Choice(replica, 0.0, 0.0, "spread"))
-            yield ray_ids[replica]
+            self._withdrawn(choice)
         asked.offered_all()
+
+    def _offered(self, choice: Choice) -> None:
+        with self._lock:
+            self.cluster.offered(choice, time.monotonic())
+
+    def _withdrawn(self, choice: Choice) -> None:
+        with self._lock:
+            self.cluster.withdrawn(choice)
 
     def sent(self, asked: Asked) -> None:
         """The request was sent to the replica that was offered last."""

@@ -113,6 +113,7 @@ class Cluster:
         avoid, mean_in_flight = self._now(now_s)
         choice = self._policy.best(want, avoid, exclude, mean_in_flight)
         if choice is not None:
+            self.offered(choice, now_s)
             self.sent(choice, want, now_s)
         return choice
 
@@ -166,14 +167,25 @@ class Cluster:
         latest_s = self._loads[next(reversed(self._heard))].reported_at_s
         return [each for each in self._silent if self._loads[each].reported_at_s < latest_s - _MUTE_S]
 
-    def sent(self, choice: Choice, want: Want, now_s: float) -> None:
-        """The request was sent there. Nothing happens if the replica has left meanwhile."""
+    def offered(self, choice: Choice, now_s: float) -> None:
+        """The replica counts as having the request from now on, so that those which are decided meanwhile see it."""
         if (load := self._loads.get(choice.replica)) is not None:
             before = load.in_flight
             load.send(choice.work_s, now_s)
             self._in_flight += load.in_flight - before
             self._count(choice.replica, load)
             self._suspects.probe(choice.replica, now_s)
+
+    def withdrawn(self, choice: Choice) -> None:
+        """The replica was offered the request and does not get it."""
+        if (load := self._loads.get(choice.replica)) is not None:
+            before = load.in_flight
+            load.withdraw(choice.work_s)
+            self._in_flight += load.in_flight - before
+
+    def sent(self, choice: Choice, want: Want, now_s: float) -> None:
+        """The request, which was offered to the replica, was sent there. Nothing happens if it has left meanwhile."""
+        if choice.replica in self._loads:
             held = self.tables["pictures"].names(choice.replica)
             self._expected.add(choice.replica, [name for name in want.pictures if name not in held], now_s)
             self.decisions[choice.reason] += 1

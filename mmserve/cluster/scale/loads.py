@@ -45,6 +45,14 @@ class ReplicaLoad:
         self._sent_s += work_s
         self._compute()
 
+    def withdraw(self, work_s: float) -> None:
+        """A request with so much work is not sent there after all. Nothing happens if a report has counted since."""
+        for index in reversed(range(len(self._sent))):
+            if self._sent[index][1] == work_s:
+                del self._sent[index]
+                self._sent_s -= work_s
+                return self._compute()
+
     def report(self, load: Load, now_s: float) -> None:
         """The replica has told its load."""
         self.reported, self.reported_at_s = load, now_s

@@ -57,7 +57,13 @@ class Reporter:
         """Pictures to encode, by id of a request that has no token yet."""
         self._died: dict[int, WorkerDied] = {}
         """HTTP worker -> its last death."""
-        self._request_s, self._encode_s, self._prefill_s = _Average(), _Average(), _Average()
+        self._has_answered = False
+        self._first: set[str] = set()
+        """Live requests that came before one was answered. They pay for what a server does once, so their costs are not
+        counted. A server whose costs are unknown reports none, and so gets a request soon."""
+        self._request_s, self._encode_s = _Average(), _Average()
+        self._prefill_s, self._prefilled = _Average(), _Average()
+        """Seconds and tokens of a request: long prompts count for more, as they should."""
         self._arena_s = _Average()
 
     def received(self, messages: Iterable[EngineInbound]) -> None:
@@ -67,6 +73,8 @@ class Reporter:
                 self._worker_died(message)
             elif isinstance(message, GenerateRequest) and not (message.look_up or self._is_orphan(message)):
                 self._live[message.id] = message
+                if not self._has_answered:
+                    self._first.add(message.id)
                 self._unanswered[message.id] = _num_to_encode(message)
                 self.pictures.named(message.pictures)
                 if message.spans and not message.attempt:
@@ -97,7 +105,7 @@ class Reporter:
             slots=self._slots,
             request_s=request_s,
             encode_s=self._encode_s.value,
-            prefill_s=self._prefill_s.value,
+            prefill_s=self._prefill_s.value / (self._prefilled.value or 1.0),
         )
         held = self.pictures.announced, self._beginnings.announced
         holdings = tuple(each.report(snapshot=snapshot) for each in held)
@@ -107,8 +115,7 @@ class Reporter:
         """Its requests get no reply, so nothing else would end them here."""
         self._died[died.worker] = died
         for id in [id for id, request in self._live.items() if died.concerns(request)]:
-            del self._live[id]
-            self._unanswered.pop(id, None)
+            self._forget(id)
 
     def _is_orphan(self, request: GenerateRequest) -> bool:
         """True for a request that was on its way when its HTTP worker died. The scheduler ignores it."""
@@ -122,10 +129,12 @@ class Reporter:
             self._beginnings.hold(beginnings, nodes, self._kv.block_tokens)
 
     def _ended(self, request: GenerateRequest, reply: TokenReply) -> None:
-        del self._live[request.id]
-        self._unanswered.pop(request.id, None)
-        times = reply.stage_times
+        is_first, times = request.id in self._first, reply.stage_times
+        self._forget(request.id)
         if reply.finish not in _COMPUTED or not times:
+            return
+        self._has_answered = True
+        if is_first:
             return
         self._request_s.add(times.get("prefill", 0.0) + times.get("decode", 0.0))
         num_pictures = _num_to_encode(request)
@@ -133,7 +142,13 @@ class Reporter:
             self._encode_s.add(encode_s / num_pictures)
         num_computed = len(request.prompt_ids) // _TOKEN_NBYTES - reply.num_cached_tokens
         if num_computed > 0 and (prefill_s := times.get("prefill", 0.0)):
-            self._prefill_s.add(prefill_s / num_computed)
+            self._prefill_s.add(prefill_s)
+            self._prefilled.add(num_computed)
+
+    def _forget(self, id: str) -> None:
+        del self._live[id]
+        self._unanswered.pop(id, None)
+        self._first.discard(id)
 
 
 def _num_to_encode(request: GenerateRequest) -> int:

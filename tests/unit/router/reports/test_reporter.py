@@ -85,8 +85,36 @@ def test_the_beginnings_of_an_embedding_are_held_though_it_has_no_token() -> Non
     assert set(router.report()["blocks"].added) == {1, 2}
 
 
+def _warm(reporter: Reporter) -> None:
+    """It has answered a request."""
+    reporter.received([_request("first")])
+    reporter.replied([(0, TokenReply(id="first", token_ids=(4,), finish="stop", stage_times=_TIMES))])
+
+
+def test_requests_that_came_before_one_was_answered_cost_nothing_as_they_pay_for_the_start() -> None:
+    reporter = _Router().reporter
+    reporter.received([_request("a"), _request("b")])
+    for id in "ab":
+        reporter.replied([(0, TokenReply(id=id, token_ids=(4,), finish="stop", stage_times=_TIMES))])
+        assert reporter.report(0, 0).load.prefill_s == 0
+    reporter.received([_request("a")])
+    reporter.replied([(0, TokenReply(id="a", token_ids=(4,), finish="stop", stage_times=_TIMES))])
+    assert reporter.report(0, 0).load.prefill_s == pytest.approx(0.5 / 100)
+
+
+def test_a_token_costs_what_long_prompts_say_for_short_ones_mostly_wait_for_a_step() -> None:
+    reporter = _Router().reporter
+    _warm(reporter)
+    for id, cached in (("a", 0), ("b", 98)):
+        reporter.received([_request(id)])
+        reply = TokenReply(id=id, token_ids=(4,), finish="stop", stage_times=_TIMES, num_cached_tokens=cached)
+        reporter.replied([(0, reply)])
+    assert 0.005 < reporter.report(0, 0).load.prefill_s < 0.006
+
+
 def test_the_load_is_what_waits_and_what_work_has_cost() -> None:
     reporter = _Router().reporter
+    _warm(reporter)
     reporter.received([_request("a", pictures=(7,)), _request("b", pictures=(8, 9))])
     reporter.replied([(0, TokenReply(id="a", token_ids=(4,), finish="stop", stage_times=_TIMES, num_cached_tokens=50))])
     load = reporter.report(3, 4).load
