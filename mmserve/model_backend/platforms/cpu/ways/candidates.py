@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from itertools import product
 from typing import NamedTuple
 
-_ROUNDED = 4
-_UNQUANTIZED = (0, 1, _ROUNDED, 10)
-"""Numbers of the layouts float32, bfloat16, and bfloat16 with rounded inputs, without and with tiles."""
+_TAKE_LONGER = (0, 1, 10)
+"""Numbers of the layouts float32, bfloat16, and bfloat16 with tiles."""
+_UNQUANTIZED = (*_TAKE_LONGER, 4)
+"""And bfloat16 with rounded inputs, without tiles."""
 _KIB = 1 << 10
 _FAR = 16 * _KIB
 MAX_ROWS = {1: 1, 4: 4, 8: 12, 16: 48, 128: 1 << 40}
@@ -39,7 +40,7 @@ Choices = Mapping[tuple[Product, int], Way]
 
 def default(format: int, rows: int) -> Way:
     """What the kernels do without a choice."""
-    keeps_up = format in _UNQUANTIZED and rows <= (4 if format == _ROUNDED else 1)
+    keeps_up = rows <= (1 if format in _TAKE_LONGER else 4)
     return Way(0 if keeps_up else _FAR, 32, 768 * _KIB)
 
 

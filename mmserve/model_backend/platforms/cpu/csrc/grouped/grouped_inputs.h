@@ -50,18 +50,28 @@ struct Inputs {
 
     // Stores 32 integers from input k on.
     void store(int64_t k, const int16_t* values, float scale) const {
-        int32_t sums[2] = {};
-        for (int64_t i = 0; i < kGroup; ++i) sums[2 * i / kGroup] += values[i];
-        blocks[k / kGroup] = {scale, sums[0] + sums[1], sums[0]};
-        for (int64_t i = 0; i < kGroup; ++i) {
+        i32x8 of_first{}, of_second{};
+        for (int i = 0; i < kGroup; i += 8) {
+            const auto integers = tile::load<quantized::i16x8>(values + i);
+            (i < kGroup / 2 ? of_first : of_second) += __builtin_convertvector(integers, i32x8);
             if constexpr (kMultipliesBytes) {
-                low[k + i] = static_cast<int8_t>(values[i]);
-                high[k + i] = static_cast<int8_t>((values[i] + 128) >> 8);
+                store_bytes(integers, low + k + i);
+                store_bytes((integers + 128) >> 8, high + k + i);
             } else {
-                constexpr int kPlace[4] = {0, 2, 1, 3};
-                q[k + i / 4 * 4 + kPlace[i % 4]] = values[i];
+                const auto paired = __builtin_shuffle(integers, quantized::i16x8{0, 2, 1, 3, 4, 6, 5, 7});
+                std::memcpy(q + k + i, &paired, sizeof paired);
             }
         }
+        const int32_t first = quantized::horizontal_sum(of_first);
+        blocks[k / kGroup] = {scale, first + quantized::horizontal_sum(of_second), first};
+    }
+
+private:
+    typedef int8_t i8x8 __attribute__((vector_size(8)));
+
+    static void store_bytes(quantized::i16x8 integers, int8_t* to) {
+        const auto bytes = __builtin_convertvector(integers, i8x8);
+        std::memcpy(to, &bytes, sizeof bytes);
     }
 };
 
@@ -71,10 +81,11 @@ struct WideInputs {
 
     static void quantize(const float* x, const int32_t* order, const Inputs& to) {
         for (int64_t k = 0; k < to.K; k += kGroup) {
-            float values[kGroup];
+            float ordered[kGroup];
             int16_t q[kGroup];
-            for (int64_t i = 0; i < kGroup; ++i) values[i] = x[order ? order[k + i] : k + i];
-            const float scale = quantized::quantize_group(values, q, kMaxQ).scale;
+            if (order)
+                for (int64_t i = 0; i < kGroup; ++i) ordered[i] = x[order[k + i]];
+            const float scale = quantized::quantize_group(order ? ordered : x + k, q, kMaxQ).scale;
             to.store(k, q, scale);
         }
     }

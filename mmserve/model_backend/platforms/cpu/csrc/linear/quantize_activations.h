@@ -33,7 +33,8 @@ inline f32x8 absolute(f32x8 x) {
     return reinterpret_cast<f32x8>(reinterpret_cast<i32x8>(x) & 0x7fffffff);
 }
 
-inline float horizontal_sum(f32x8 x) {
+template <class V>
+inline auto horizontal_sum(V x) {
     x += __builtin_shuffle(x, i32x8{4, 5, 6, 7, 0, 1, 2, 3});
     x += __builtin_shuffle(x, i32x8{2, 3, 0, 1, 6, 7, 4, 5});
     return x[0] + x[1];

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
-from mmserve.model_backend.platforms.cpu.linear import grouped_weights, quantization
+from mmserve.model_backend.platforms.cpu.linear import gguf_weights, grouped_weights, quantization
 from mmserve.model_backend.platforms.cpu.linear.packed_weights import TILED, format_of, pack, pack_short
 from mmserve.model_backend.platforms.cpu.ways.candidates import MAX_ROWS, Product, Way, candidates, default, install
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
@@ -29,6 +29,14 @@ def grouped(weight: torch.Tensor) -> tuple[torch.Tensor, int]:
     return grouped_weights.pack(matrix), grouped_weights.format_of(matrix)
 
 
+def q8_0(weight: torch.Tensor) -> tuple[torch.Tensor, int]:
+    blocks = torch.randint(256, (len(weight), INPUTS // 32, 34), generator=torch.Generator().manual_seed(4)).to(
+        torch.uint8
+    )
+    blocks[..., 1] &= 0x1F  # scales are small numbers
+    return gguf_weights.pack([("Q8_0", blocks.flatten(1))]), gguf_weights.FORMAT
+
+
 def plain(packed: torch.Tensor, *, rounds: bool = False) -> tuple[torch.Tensor, int]:
     return packed, format_of(packed, rounds_inputs=rounds)
 
@@ -41,6 +49,7 @@ PACKED: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, int]]] = {
     "int8": lambda weight: plain(quantization.to_int8(weight)),
     "int4": lambda weight: plain(quantization.to_int4(weight)),
     "checkpoint's 8 bits": grouped,
+    "Q8_0 of a GGUF file": q8_0,
 }
 
 
