@@ -13,7 +13,7 @@ PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PAGES := README.md CHANGELOG.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults families nodes ray arm clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test first-picture kernels bench train clean
+.PHONY: help install serve test faults families nodes ray arm clients mutants fuzz chaos soak check check-code check-types check-pages web web-check browser format docs docs-pages docs-site docs-serve image-test first-picture kernels bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,9 +30,10 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
 		echo "could not make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "[2/3] installing mmserve and what it needs (torch is large; this takes minutes the first time)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on \
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on --no-compile \
 		--constraint constraints-cpu.txt --editable '.[dev,docs]'
-	@echo "[3/3] checking the installation"
+	@echo "[3/3] compiling the modules, on all cores, and checking the installation"
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests/' .venv/lib mmserve >/dev/null || true # templates are no Python
 	@$(BIN)/mmserve --version >/dev/null
 	@touch $@
 
@@ -81,16 +82,22 @@ chaos: $(INSTALLED) ## Kill and freeze every process under load, 15 minutes; ARG
 soak: $(INSTALLED) ## Mixed traffic at 80 % load, 30 minutes; nothing may grow; ARGS="--minutes 5" for less
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
 
-check: $(INSTALLED) docs-pages ## Lint, format, types, import rules, links between pages
+check: check-code check-types check-pages web-check ## Lint, format, types, import rules, links between pages
+
+check-code: $(INSTALLED)
 	@echo "lint";         $(BIN)/ruff check .
 	@echo "format";       $(BIN)/ruff format --check .
-	@echo "types";        $(BIN)/mypy
 	@echo "import rules"; $(BIN)/lint-imports --config .importlinter.toml
+
+check-types: $(INSTALLED)
+	@echo "types";        $(BIN)/mypy
+
+check-pages: $(INSTALLED) docs-pages
 	@echo "pages";        $(BIN)/zensical build --strict
-	@echo "web page";     $(MAKE) --no-print-directory web-check
 
 # Only who changes web/ needs node: what it makes is committed, and is in the wheel.
 web-check:
+	@echo "web page"
 	@if ! command -v npm >/dev/null; then echo "  not checked: there is no npm here"; \
 	elif ! $(MAKE) --no-print-directory web/node_modules/.package-lock.json; then \
 		echo "  not checked: npm could not fetch what web/package-lock.json lists"; \
@@ -102,9 +109,11 @@ web/node_modules/.package-lock.json: web/package-lock.json
 web: web/node_modules/.package-lock.json ## Make the web page's files from web/ (needs node)
 	@cd web && npm run --silent build && npm run --silent check
 
-kernels: $(INSTALLED) ## Build the C++ kernels of all levels that this CPU has; a server builds only the fastest
-	@for level in $$($(BIN)/python -c "from mmserve.model_backend.platforms.cpu.library import levels; print(*(level.name for level in levels.of_this_cpu()))"); do \
-		$(BIN)/python -m mmserve.model_backend.platforms.cpu.library.build warning $$level || exit 1; done
+# Before .venv is there too: the compiler needs no package.
+ANY_PYTHON := $(firstword $(wildcard $(BIN)/python) $(PYTHON))
+kernels: ## Build the C++ kernels of all levels that this CPU has; a server builds only the fastest
+	@for level in $$($(ANY_PYTHON) -c "from mmserve.model_backend.platforms.cpu.library import levels; print(*(level.name for level in levels.of_this_cpu()))"); do \
+		$(ANY_PYTHON) -m mmserve.model_backend.platforms.cpu.library.build warning $$level || exit 1; done
 
 browser: ## Install Chromium for the tests of the web page (Debian, as root); without it they are skipped
 	@if command -v chromium >/dev/null; then :; \
