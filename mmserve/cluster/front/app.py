@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mmserve.cluster.front.attempts import Attempts, ForwardedRequest
+from mmserve.cluster.front.attempts import Attempts
 from mmserve.cluster.front.headers import forwarded_headers, key_of
-from mmserve.cluster.front.kept import Kept
+from mmserve.cluster.front.request import ForwardedRequest, Kept
 from mmserve.cluster.front.wants import Namer
 from mmserve.cluster.scale.policy import Want
 from mmserve.httpserver.api.anthropic import errors as anthropic

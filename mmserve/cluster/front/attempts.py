@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from starlette.types import Send
 
 from mmserve.cluster.front.headers import Headers, is_stream, kept, said_of
-from mmserve.cluster.front.kept import Kept
 from mmserve.cluster.front.metrics import FrontMetrics
 from mmserve.cluster.front.progress import Progress
 from mmserve.cluster.front.replicas import Placement
+from mmserve.cluster.front.request import ForwardedRequest
 from mmserve.cluster.front.turns import Turn, Turns
 from mmserve.cluster.front.upstream import ReplicaLost, Upstream, UpstreamAnswer
-from mmserve.cluster.scale.policy import Want
-from mmserve.httpserver.call import new_request_id
 from mmserve.messages.relay import RELAY_HEADER, Relay, sealed
 from mmserve.runtime.errors import Misdirected, MmserveError, Unavailable
 
@@ -40,35 +37,6 @@ _UNAVAILABLE, _MISDIRECTED = 503, Misdirected.status
 _REFUSALS = (429, _UNAVAILABLE, _MISDIRECTED)
 _NOT_HERE = 404
 _LOST_RETRY_AFTER_S = 1.0
-
-
-@dataclass
-class ForwardedRequest:
-    """One request as the client sent it. ``repeats``: its answer is made from its body alone and may be made again;
-    ``generates``: with the tokens so far, in the middle too.
-
-    ``event_of``: an error as an event of the protocol's stream, after so many others, and its end.
-    """
-
-    method: str
-    target: bytes
-    headers: Headers
-    body: memoryview
-    want: Want
-    generates: bool
-    event_of: Callable[[MmserveError, int], bytes]
-    kept: Kept
-    repeats: bool
-    names_stored: bool = False
-    """It names a response, file or batch that one of the replicas may have."""
-    request_id: str = field(default_factory=new_request_id)
-    """What the ids of the answer are made from, by which responses are stored: never a client's own."""
-    created_s: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def may_act(self) -> bool:
-        """True if a replica must not get it twice."""
-        return not self.repeats and self.method not in ("GET", "HEAD")
 
 
 @dataclass

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mmserve.cluster.front.events import PING, EventSplitter
 from mmserve.messages.relay import GIVEN_UP, SampledSoFar, packed_of
+
+_END = b"\n\n"
+_PING = b"event: ping\n"
+
+
+class EventSplitter:
+    """Cuts a stream of server-sent events into whole ones. Bytes of an event whose end has not come are kept."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The events that are complete now, each with its empty line."""
+        *events, self._rest = (self._rest + data).split(_END)
+        return [event + _END for event in events]
 
 
 @dataclass
@@ -35,5 +49,5 @@ class Progress:
         for comment in comments:
             if comment is not None:
                 self.sampled.add(comment)
-        self.num_events += sum(not event.startswith(PING) for event in shown)
+        self.num_events += sum(not event.startswith(_PING) for event in shown)
         return b"".join(shown)
