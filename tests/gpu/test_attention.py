@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmserve.model_backend.attention.interface import Mask
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from tests.fakes.attention import TOLERANCES, Problem, Step
 
 pytestmark = [

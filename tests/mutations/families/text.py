@@ -239,7 +239,7 @@ FAMILIES = {
         ),
         Mutation(
             "the last numbers of a head turn",
-            "model_backend/platforms/reference.py",
+            "model_backend/platforms/torch_ops.py",
             "turning = x[..., : 2 * cos.shape[-1]]",
             "turning = x[..., x.shape[-1] - 2 * cos.shape[-1] :]",
         ),

@@ -12,7 +12,7 @@ import torch
 from mmserve.model_backend.layers.ops import Activation, FeedForward
 from mmserve.model_backend.platforms.cpu.linear.matrix import Matrix, address
 from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 
 _VECTOR = 8
 """Numbers in a vector of the kernels, which compute whole vectors only."""

@@ -32,8 +32,8 @@ from mmserve.model_backend.platforms.cpu.linear.packing import KernelLinear
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
 from mmserve.model_backend.platforms.cpu.product_checks import TOLERANCE, close, random, right_products
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
-from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from mmserve.runtime.errors import StartupError
 
 _ROUNDED_TOLERANCE = 1e-2

@@ -15,7 +15,7 @@ import triton
 from mmserve.model_backend.layers.ops import Activation
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu, warps_of_row
 from mmserve.model_backend.platforms.cuda.kernels.rows import add_normed_rows, gate_rows, norm_rows, rotate_rows
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from mmserve.runtime.errors import shortened
 
 _COLUMNS, _HEADS = 1024, 8

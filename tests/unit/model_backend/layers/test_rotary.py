@@ -18,7 +18,7 @@ from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.families.text import phi3, qwen2
 from mmserve.checkpoint.spec import LayerSpec, Rope
 from mmserve.model_backend.layers.rotary import Rotary
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from mmserve.runtime.errors import StartupError
 
 CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ from mmserve.model_backend.layers.head_turn import turn_heads_
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
 from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttention
 from mmserve.model_backend.platforms.cuda.attention.tiling import encoder_tiling, tiling_of
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from mmserve.runtime.errors import shortened
 
 _CHUNKS = ((300, 1), (4, 1), (0, 1), (20, 40))

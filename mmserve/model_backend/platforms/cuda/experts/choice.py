@@ -12,7 +12,7 @@ from mmserve.checkpoint.spec import MoeSpec
 from mmserve.model_backend.layers.grouped_experts import ExpertsShape, GroupedExperts
 from mmserve.model_backend.layers.moe import route
 from mmserve.model_backend.platforms.cuda.experts.grouped import StackedExperts, TritonExperts
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from mmserve.runtime.errors import shortened
 
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}

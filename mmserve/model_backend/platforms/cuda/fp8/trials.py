@@ -17,7 +17,7 @@ from mmserve.model_backend.platforms.cuda.fp8.forms import BY_ROWS, Form
 from mmserve.model_backend.platforms.cuda.fp8.products import scales_of_weights
 from mmserve.model_backend.platforms.cuda.fp8.rows import FP8, GROUP, Rows, quantized, widened
 from mmserve.model_backend.platforms.cuda.row_ops import GATES
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from mmserve.runtime.errors import StartupError, shortened
 
 _TOLERANCE = 0.05

@@ -12,7 +12,7 @@ from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import FeedForward
 from mmserve.model_backend.platforms.cpu.linear.packing import KernelLinear, RoundedKernelLinear
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
 
 pytestmark = needs_compiler

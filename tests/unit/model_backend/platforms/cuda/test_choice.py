@@ -17,7 +17,7 @@ from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, triton_at
 from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling
 from mmserve.model_backend.platforms.cuda.ops import TritonOps
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from mmserve.runtime.errors import StartupError
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 

@@ -9,7 +9,7 @@ from mmserve.model_backend.platforms.cuda.attention import self_test
 from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttention, encoder_work
 from mmserve.model_backend.platforms.cuda.attention.tiling import Tiling
 from mmserve.model_backend.platforms.cuda.ops import TritonOps
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from tests.fakes.attention import TOLERANCES
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 

@@ -15,7 +15,8 @@ from mmserve.model_backend.layers.moe import MoeMlp, route
 from mmserve.model_backend.platforms.cuda.experts import choice
 from mmserve.model_backend.platforms.cuda.experts.choice import exact_mixture, problem_with_experts
 from mmserve.model_backend.platforms.cuda.experts.grouped import Routing, TritonExperts, max_blocks
-from mmserve.model_backend.platforms.reference import TorchOps, TorchPlatform
+from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from tests.fakes.graph_capture import RecordedGraphs
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 

@@ -9,7 +9,7 @@ import torch
 
 from mmserve.model_backend.platforms.cuda import row_ops
 from mmserve.model_backend.platforms.cuda.row_ops import RowOps, working_kernels
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 pytestmark = needs_interpreter

@@ -18,7 +18,7 @@ from mmserve.model_backend.platforms.cpu.library import build, levels
 from mmserve.model_backend.platforms.cpu.linear.packed_weights import TILED
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 from mmserve.runtime import user_cache
 from mmserve.runtime.errors import StartupError
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler

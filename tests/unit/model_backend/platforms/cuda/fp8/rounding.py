@@ -10,7 +10,7 @@ import torch
 from mmserve.model_backend.layers.ops import Addend
 from mmserve.model_backend.platforms.cuda.fp8 import launches, rows, trials
 from mmserve.model_backend.platforms.cuda.fp8.rows import Rows, quantized
-from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.torch_ops import TorchOps
 
 
 def round_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
