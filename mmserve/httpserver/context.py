@@ -32,12 +32,12 @@ from mmserve.httpserver.limits.shortages import Shortages
 from mmserve.httpserver.loop_lag import sample_loop_lag
 from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
 from mmserve.httpserver.request.in_flight import RequestsInFlight
-from mmserve.httpserver.request.otlp_export import TraceExport
 from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTasks
 from mmserve.httpserver.request.tenants import Tenants
-from mmserve.httpserver.request.trace import each_of, log_trace
+from mmserve.httpserver.request.tracing.otlp_export import TraceExport
+from mmserve.httpserver.request.tracing.trace import each_of, log_trace
 from mmserve.httpserver.response_store.runs import BackgroundRuns
 from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.httpserver.served_model import ServedModel

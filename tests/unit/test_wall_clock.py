@@ -26,7 +26,7 @@ SHOWN = {
     "httpserver/api/openai/responses/parse.py",
     "httpserver/prompt/template/chat_template.py",  # templates may say today's date
     "monitoring/metrics/state_page.py",  # when a sample of the last hour was taken
-    "httpserver/request/otlp_export.py",  # when a span began
+    "httpserver/request/tracing/otlp_export.py",  # when a span began
     "router/kv_events/feed.py",  # when a batch of events was made
     "cache_server/embedding_events.py",
 }

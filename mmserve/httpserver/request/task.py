@@ -21,7 +21,7 @@ from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.request.resources import RequestResources
-from mmserve.httpserver.request.trace import RequestTrace, TraceSink
+from mmserve.httpserver.request.tracing.trace import RequestTrace, TraceSink
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Overloaded, Unavailable
 from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references

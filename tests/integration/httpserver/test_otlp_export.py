@@ -8,7 +8,7 @@ import logging
 import httpx2
 import pytest
 
-from mmserve.httpserver.request import otlp_export
+from mmserve.httpserver.request.tracing import otlp_export
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run

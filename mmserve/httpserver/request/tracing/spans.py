@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mmserve.httpserver.request.trace import TraceRecord
+from mmserve.httpserver.request.tracing.trace import TraceRecord
 from mmserve.httpserver.stage_times import ENGINE_STAGES, STAGES
 
 Attribute = str | int | float | tuple[str, ...]

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.request.spans import MAX_TRACEPARENT_CHARS, RequestSpans, spans_of
-from mmserve.httpserver.request.trace import TraceRecord
+from mmserve.httpserver.request.tracing.spans import MAX_TRACEPARENT_CHARS, RequestSpans, spans_of
+from mmserve.httpserver.request.tracing.trace import TraceRecord
 from mmserve.httpserver.stage_times import STAGES, StageTimes
 from mmserve.messages.sampling import SamplingParams
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from mmserve.config.resolved.deployment import Deployment
-from mmserve.httpserver.request.spans import RequestSpans, spans_of
-from mmserve.httpserver.request.trace import TraceRecord
+from mmserve.httpserver.request.tracing.spans import RequestSpans, spans_of
+from mmserve.httpserver.request.tracing.trace import TraceRecord
 from mmserve.monitoring.metrics.client import MetricsClient
 
 if TYPE_CHECKING:
