@@ -16,6 +16,9 @@ from tests.e2e.stack import Stack, running
 from tests.e2e.streams import TEXT, Answer, answer_of, answers_of
 from tests.fakes.cache import until
 
+NUM_LINES = 200
+"""Of a batch: it is far from done when its first answer is seen and its leader is killed."""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
@@ -83,7 +86,7 @@ def test_the_sequences_of_a_killed_http_worker_end_and_another_workers_streams_n
 def test_a_batch_goes_on_in_the_other_http_worker_and_each_line_has_one_answer(server: Stack) -> None:
     body = {"model": "llava", "messages": TEXT, "temperature": 0, "max_tokens": 100, "ignore_eos": True}
     line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
-    names = [f"{number:03}" for number in range(400)]
+    names = [f"{number:03}" for number in range(NUM_LINES)]
     content = "\n".join(json.dumps({"custom_id": name, **line}) for name in names)
     client = server.client()
     file = client.files.create(file=("in.jsonl", content.encode()), purpose="batch")
@@ -100,7 +103,7 @@ def test_a_batch_goes_on_in_the_other_http_worker_and_each_line_has_one_answer(s
     counts, output = state().request_counts, state().output_file_id
     assert counts is not None
     assert output is not None
-    assert (counts.total, counts.completed, counts.failed) == (400, 400, 0)
+    assert (counts.total, counts.completed, counts.failed) == (NUM_LINES, NUM_LINES, 0)
     answered = [json.loads(text)["custom_id"] for text in client.files.content(output).text.splitlines()]
     assert sorted(answered) == names
     assert not leader.is_running()
