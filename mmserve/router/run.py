@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
@@ -90,13 +91,17 @@ def serve(
 
     Has no boundary for one message or step: after an error the scheduler's state may be wrong, so the engine restarts.
 
-    With depth 2 the ranks have the next plan before they finish the last one. The reply to an abort is still sent only
-    after the result of every plan that computes the sequence: no rank reads images after their leases may have ended.
+    The ranks wait for plans, so replies and reports of a step follow the next step's plan. With depth 2 the ranks have
+    the next plan before they finish the last one. The reply to an abort is still sent only after the result of every
+    plan that computes the sequence: no rank reads images after their leases may have ended. So replies to messages wait
+    for the next result.
 
     With visual servers, new requests are received while a step is computed as well, so that these need not wait for it.
     """
+    done: _Done | None = None
     while True:
-        messages = inbox.take(block=scheduler.idle, timeout_s=INTERVAL_S)
+        messages = inbox.take(block=scheduler.idle and done is None, timeout_s=INTERVAL_S)
+        replies = scheduler.take_replies()
         output.drop_dead(messages)
         for message in messages:
             scheduler.receive(message)
@@ -109,8 +114,19 @@ def serve(
             engine.send(plan)
             if feed is not None:
                 feed.planned()
+        schedule_s = time.perf_counter() - started_s
         encoders.send_all(scheduler.take_encoder_messages())
-        planned_s = time.perf_counter()
+        if not engine.num_in_flight:
+            replies += scheduler.take_replies()
+        output.send_all(replies)
+        if reports is not None:
+            reports.replied(replies)
+            reports.publish_due(scheduler)
+        if done is not None:
+            _report_step(metrics, done)
+        report_state(scheduler, metrics)
+        heartbeat.beat(busy=not scheduler.idle)
+        done = None
         if engine.num_in_flight:
             while encoders.has_any and not inbox.is_held and not engine.wait(inbox.receiver):
                 early = inbox.take_early()
@@ -123,23 +139,22 @@ def serve(
             scheduler.apply(plan, result)
             if feed is not None:
                 feed.computed()
-            _report_step(metrics, plan, planned_s - started_s, time.perf_counter() - started_s)
-        replies = scheduler.take_replies()
-        output.send_all(replies)
-        if reports is not None:
-            reports.replied(replies)
-            reports.publish_due(scheduler)
-        encoders.send_all(scheduler.take_encoder_messages())
-        report_state(scheduler, metrics)
-        heartbeat.beat(busy=not scheduler.idle)
+            done = _Done(plan, schedule_s, time.perf_counter() - started_s)
 
 
-def _report_step(metrics: MetricsClient, plan: StepPlan, schedule_s: float, step_s: float) -> None:
-    if plan.steps:
-        num_tokens = sum(step.num_tokens + len(step.draft) + step.num_proposed for step in plan.steps)
-        metrics.add("iteration_tokens", num_tokens)
-        metrics.add("schedule_seconds", schedule_s)
-        metrics.add("step_seconds", step_s)
+class _Done(NamedTuple):
+    """A plan whose result was applied, and seconds: until it was sent, until its result was applied."""
+
+    plan: StepPlan
+    schedule_s: float
+    step_s: float
+
+
+def _report_step(metrics: MetricsClient, done: _Done) -> None:
+    if steps := done.plan.steps:
+        metrics.add("iteration_tokens", sum(step.num_tokens + len(step.draft) + step.num_proposed for step in steps))
+        metrics.add("schedule_seconds", done.schedule_s)
+        metrics.add("step_seconds", done.step_s)
 
 
 def _publisher(config: Config) -> Publisher:
