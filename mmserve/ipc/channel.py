@@ -1,7 +1,6 @@
 """Typed one-way message links: ZeroMQ push/pull over Unix sockets. Receivers bind, senders connect.
 
-A message that does not decode is logged and skipped, so that a bad message does not end a receiver's loop. On a
-lockstep link it ends the receiver: the sender waits for the answer to each message, so skipping one would stop both.
+A message that does not decode is logged and skipped, so that a bad message does not end a receiver's loop.
 """
 
 from __future__ import annotations
@@ -15,23 +14,16 @@ import msgspec
 import zmq
 
 from mmserve.ipc.codec import Codec
-from mmserve.runtime.errors import StartupError
-from mmserve.runtime.shortage import has_descriptors
+from mmserve.ipc.lockstep import LockstepReceiver
+from mmserve.runtime.shortage import check_descriptors
 
 T = TypeVar("T")
 _MAX_MESSAGE_NBYTES = 256 << 20
 """A peer that announces a longer message is disconnected. The longest are prompts: 8 bytes a token."""
-_FREE_DESCRIPTORS = 16
-"""More than libzmq needs for its threads and a socket. It aborts the process where it lacks one: here, and later when a
-peer connects to a Receiver."""
 _MESSAGES_AT_ONCE = 64
 """An AsyncReceiver gives up control after this many, if more are there already: with its handling, a message takes a
 few microseconds."""
 logger = logging.getLogger(__name__)
-
-
-class BrokenLink(Exception):
-    """A message of a lockstep link does not decode, or is not the one that comes next. Both ends must restart."""
 
 
 class Sender(Generic[T]):
@@ -39,7 +31,7 @@ class Sender(Generic[T]):
 
     def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:
         """Raises StartupError if this process has too few descriptors left."""
-        _check_descriptors()
+        check_descriptors()
         self._codec: Codec[T] = Codec(type_)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -55,17 +47,8 @@ class Sender(Generic[T]):
             return False
         return True
 
-    def send_encoded(self, data: bytes) -> None:
-        """Send a message that another process has encoded. For a queue without limit."""
-        self._socket.send(data, zmq.NOBLOCK)
-
     def close(self, *, linger_ms: int = 0) -> None:
         self._socket.close(linger=linger_ms)
-
-
-def _check_descriptors() -> None:
-    if not has_descriptors(_FREE_DESCRIPTORS):
-        raise StartupError("too few file descriptors are left for the links to the other processes: raise `ulimit -n`")
 
 
 def _bind(socket: Any, endpoint: str, limit: int = 0) -> None:
@@ -78,14 +61,10 @@ def _bind(socket: Any, endpoint: str, limit: int = 0) -> None:
 
 
 class Receiver(Generic[T]):
-    """Receives messages in a synchronous main loop.
+    """Receives messages in a synchronous main loop."""
 
-    ``lockstep``: a message that does not decode raises BrokenLink.
-    """
-
-    def __init__(self, endpoint: str, type_: Any, *, lockstep: bool = False) -> None:
-        _check_descriptors()
-        self._decode = _decode_or_raise if lockstep else _decode
+    def __init__(self, endpoint: str, type_: Any) -> None:
+        check_descriptors()
         self._codec: Codec[T] = Codec(type_)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         _bind(self._socket, endpoint)
@@ -100,30 +79,36 @@ class Receiver(Generic[T]):
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            if (message := self._decode(self._codec, data)) is not None:
+            if (message := _decode(self._codec, data)) is not None:
                 messages.append(message)
 
     def receive(self) -> T:
         """Wait for the next message, without limit."""
         while True:
-            if (message := self._decode(self._codec, self._socket.recv())) is not None:
+            if (message := _decode(self._codec, self._socket.recv())) is not None:
                 return message
 
     def close(self) -> None:
         self._socket.close(linger=0)
 
 
-Source = Receiver[Any] | zmq.Socket[bytes]
+Source = Receiver[Any] | LockstepReceiver[Any] | zmq.Socket[bytes]
 
 
 def wait_for_any(sources: Sequence[Source], timeout_s: float) -> list[Source]:
     """Wait until one of them has a message, at most timeout_s. Returns those that have one."""
-    sockets = [source._socket if isinstance(source, Receiver) else source for source in sources]
+    sockets = [_pollable(source) for source in sources]
     poller = zmq.Poller()
     for socket in sockets:
         poller.register(socket, zmq.POLLIN)
     ready = dict(poller.poll(int(timeout_s * 1000)))
     return [source for source, socket in zip(sources, sockets, strict=True) if socket in ready]
+
+
+def _pollable(source: Source) -> zmq.Socket[bytes] | int:
+    if isinstance(source, LockstepReceiver):
+        return source.fileno()
+    return source._socket if isinstance(source, Receiver) else source
 
 
 class AsyncReceiver(Generic[T]):
@@ -136,7 +121,7 @@ class AsyncReceiver(Generic[T]):
     """
 
     def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:
-        _check_descriptors()
+        check_descriptors()
         self._codec: Codec[T] = Codec(type_)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._arrived = asyncio.Event()
@@ -187,10 +172,3 @@ def _decode(codec: Codec[T], data: bytes) -> T | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         logger.exception("skipped a message of %d bytes that does not decode", len(data))
         return None
-
-
-def _decode_or_raise(codec: Codec[T], data: bytes) -> T:
-    try:
-        return codec.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BrokenLink(f"received a message of {len(data)} bytes that does not decode: {error}") from error

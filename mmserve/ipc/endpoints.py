@@ -24,16 +24,16 @@ class Endpoints:
         return self._ipc("router")
 
     @property
-    def rank_results(self) -> str:
-        return self._ipc("rank-results")
+    def rank_results(self) -> Path:
+        return self.run_dir / "rank-results"
 
-    def rank(self, rank: int) -> str:
-        return self._ipc(f"rank-{rank}")
+    def rank(self, rank: int) -> Path:
+        return self.run_dir / f"rank-{rank}"
 
     @property
-    def node_plans(self) -> str:
+    def node_plans(self) -> Path:
         """Where node 0 takes the plans for the ranks of other nodes."""
-        return self._ipc("node-plans")
+        return self.run_dir / "node-plans"
 
     @property
     def node_store(self) -> str:

@@ -1,7 +1,7 @@
 """Messages between the router and the ranks.
 
 A plan carries only changes: ranks keep the tokens and the block table of each slot. So no plan may be lost or repeated.
-The links are lockstep links (see ipc/channel): a receiver ends on a message that does not decode or is not the next
+The links are lockstep links (see ipc/lockstep): a receiver ends on a message that does not decode or is not the next
 one, and router and ranks restart together.
 """
 

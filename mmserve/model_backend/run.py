@@ -9,7 +9,7 @@ from functools import partial
 
 from mmserve.config.config import Config
 from mmserve.config.resolved.process import Process
-from mmserve.ipc.channel import Receiver, Sender
+from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepResult
 from mmserve.model_backend import distributed
 from mmserve.model_backend.distributed import TpGroup
@@ -47,10 +47,12 @@ def run(process: Process) -> None:
     platform.place(here, among)
     platform.set_threads(deployment.cpu_threads // among)
     with ExitStack() as stack:
-        inbox: Receiver[RankInbound] = stack.enter_context(
-            closing(Receiver(endpoints.rank(rank), RankInbound, lockstep=True))
+        inbox: LockstepReceiver[RankInbound] = stack.enter_context(
+            closing(LockstepReceiver(endpoints.rank(rank), RankInbound))
         )
-        outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
+        outbox: LockstepSender[RankOutbound] = stack.enter_context(
+            closing(LockstepSender(endpoints.rank_results, RankOutbound))
+        )
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         meeting = stack.enter_context(meeting_of(process))
         tp = stack.enter_context(distributed.join(rank, deployment.config.tp, meeting, platform.device))

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Protocol
 
-from mmserve.ipc.channel import BrokenLink, Receiver
+from mmserve.ipc.lockstep import BrokenLink, LockstepReceiver
 from mmserve.messages.step import RankInbound, StepPlan, StepResult
 from mmserve.model_backend.worker.embedding_source import SentRows
 from mmserve.model_backend.worker.in_flight import InFlight
@@ -135,7 +135,7 @@ class PlansAhead:
 
 
 def serve(
-    inbox: Receiver[RankInbound], plans: Plans, heartbeat: HeartbeatSender, sent_rows: SentRows | None = None
+    inbox: LockstepReceiver[RankInbound], plans: Plans, heartbeat: HeartbeatSender, sent_rows: SentRows | None = None
 ) -> None:
     """Compute plans as they arrive. ``sent_rows``: gets the embedding rows that come with plans.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from mmserve.ipc.channel import BrokenLink, Receiver, Sender, wait_for_any
+from mmserve.ipc.channel import Receiver, wait_for_any
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.lockstep import BrokenLink, LockstepReceiver, LockstepSender
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan, StepResult
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
@@ -25,11 +26,11 @@ class EngineClient:
         self, endpoints: Endpoints, num_ranks: int, heartbeat: HeartbeatSender, *, other_nodes: bool = False
     ) -> None:
         """``num_ranks``: on this machine. ``other_nodes``: others have more, and get plans by the links of nodes."""
-        self._results: Receiver[RankOutbound] = Receiver(endpoints.rank_results, RankOutbound, lockstep=True)
+        self._results: LockstepReceiver[RankOutbound] = LockstepReceiver(endpoints.rank_results, RankOutbound)
         receivers = [endpoints.rank(rank) for rank in range(num_ranks)]
         if other_nodes:
             receivers.append(endpoints.node_plans)
-        self._ranks: list[Sender[RankInbound]] = [Sender(receiver, RankInbound) for receiver in receivers]
+        self._ranks: list[LockstepSender[RankInbound]] = [LockstepSender(path, RankInbound) for path in receivers]
         self._received: deque[RankOutbound] = deque()
         self._in_flight: deque[StepPlan] = deque()
         self._heartbeat = heartbeat

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from mmserve.runtime.errors import Shortage
+from mmserve.runtime.errors import Shortage, StartupError
 
 DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Of this process (``ulimit -n``), and of the whole machine."""
@@ -22,6 +22,9 @@ _MISSING = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "disk space"),
 }
 _RETRY_AFTER_S = 2.0
+_OF_A_START = 16
+"""More than libzmq needs for its threads and a socket. It aborts the process where it lacks one: when a socket is made,
+and later when a peer connects to a receiver."""
 OF_A_LINK = 32
 """Descriptors that must be free before a ZeroMQ context or a socket for several peers is made: libzmq ends the process
 where it lacks one."""
@@ -93,3 +96,9 @@ def _missing(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "memory"
     return _MISSING.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+
+
+def check_descriptors() -> None:
+    """Raises StartupError if this process has too few descriptors for a link to another process."""
+    if not has_descriptors(_OF_A_START):
+        raise StartupError("too few file descriptors are left for the links to the other processes: raise `ulimit -n`")

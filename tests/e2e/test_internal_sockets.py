@@ -153,6 +153,10 @@ def test_raw_bytes_at_every_socket_do_nothing(endpoints: Endpoints) -> None:
         for data in RAW.values():
             with socket.socket(socket.AF_UNIX) as stranger:
                 stranger.settimeout(10)
+                if path.name.startswith("rank"):
+                    with pytest.raises(OSError, match="wrong type"):  # packets are sent there, and no streams
+                        stranger.connect(str(path))
+                    continue
                 stranger.connect(str(path))
                 # The receiver may hang up before it has all.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -11,8 +11,8 @@ from array import array
 from collections.abc import Sequence
 
 from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.logprobs import NO_TOKEN, pack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import (
@@ -364,13 +364,14 @@ STOP_PLAN = StepPlan(step_id=-1)
 
 def serve_rank(endpoints: Endpoints, rank: int, fake: FakeRank) -> None:
     """Serves as rank ``rank`` on real sockets until STOP_PLAN arrives."""
-    inbox: Receiver[RankInbound] = Receiver(endpoints.rank(rank), StepPlan)
-    results: Sender[RankOutbound] = Sender(endpoints.rank_results, RankOutbound)
+    inbox: LockstepReceiver[RankInbound] = LockstepReceiver(endpoints.rank(rank), StepPlan)
+    results: LockstepSender[RankOutbound] = LockstepSender(endpoints.rank_results, RankOutbound)
     try:
         if rank == 0:
             results.send(RankReady(num_blocks=fake.num_blocks, block_tokens=fake.block_tokens))
         step_ids = itertools.count(1)
-        while (plan := inbox.receive()) != STOP_PLAN:
+        plans = itertools.chain.from_iterable(iter(lambda: inbox.drain(block=True), []))
+        for plan in itertools.takewhile(lambda plan: plan != STOP_PLAN, plans):
             assert plan.step_id == next(step_ids)
             result = fake.step(plan)
             if rank == 0 and plan.steps:

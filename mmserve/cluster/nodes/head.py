@@ -14,6 +14,7 @@ from mmserve.cluster.nodes.wire import CONTROL, PLAN, NodeLost, alive_interval_s
 from mmserve.ipc.channel import Receiver, wait_for_any
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.curve import SecureSocket
+from mmserve.ipc.lockstep import LockstepReceiver
 from mmserve.messages.nodes import Alive, Join, Meet, StoreOpened, ToHead, ToNode
 from mmserve.messages.step import PlanWithRows, RankInbound, StepPlan
 from mmserve.monitoring.health.heartbeat import HeartbeatSender
@@ -55,7 +56,7 @@ class HeadLink:
         self._tell_all(CONTROL, self._to_node.encode(meet))
         return meet
 
-    def serve(self, plans: Receiver[StepPlan], rows: PlannedRows) -> None:
+    def serve(self, plans: LockstepReceiver[StepPlan], rows: PlannedRows) -> None:
         """Ends only by an exception: NodeLost, or BrokenLink if a plan does not decode."""
         while True:
             wait_for_any((plans, self._secure.socket, self._secure.ended), self._interval_s)

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from mmserve.cluster.nodes.wire import CONTROL, PLAN, NodeLost, alive_interval_s
-from mmserve.ipc.channel import Sender, wait_for_any
+from mmserve.ipc.channel import wait_for_any
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.curve import SecureSocket
+from mmserve.ipc.lockstep import LockstepSender
 from mmserve.messages.nodes import Alive, Join, Meet, Refused, ToHead, ToNode
 from mmserve.messages.step import RankInbound
 from mmserve.monitoring.health.heartbeat import HeartbeatSender
@@ -50,7 +51,7 @@ class NodeLink:
                 logger.warning("still waiting for node 0 at %s, and for all others to join it", head)
             self._heartbeat.beat(busy=False)
 
-    def serve(self, ranks: Sequence[Sender[RankInbound]]) -> None:
+    def serve(self, ranks: Sequence[LockstepSender[RankInbound]]) -> None:
         """Ends only by an exception: NodeLost."""
         heard_s, said_s = time.monotonic(), 0.0
         alive = self._to_head.encode(Alive())

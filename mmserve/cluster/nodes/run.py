@@ -16,6 +16,7 @@ from mmserve.ipc import cluster_key
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.ipc.curve import connected, listening
+from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.nodes import Join, Meet, StoreOpened
 from mmserve.messages.step import RankInbound, StepPlan
 from mmserve.monitoring.health.heartbeat import HeartbeatSender
@@ -28,8 +29,8 @@ def run_head(process: Process) -> None:
     assert process.arena is not None
     with suppress(Stop), ExitStack() as stack:
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
-        plans: Receiver[StepPlan] = stack.enter_context(
-            closing(Receiver(endpoints.node_plans, StepPlan, lockstep=True))
+        plans: LockstepReceiver[StepPlan] = stack.enter_context(
+            closing(LockstepReceiver(endpoints.node_plans, StepPlan))
         )
         store: Receiver[StoreOpened] = stack.enter_context(closing(Receiver(endpoints.node_store, StoreOpened)))
         head = head_address(config)
@@ -53,8 +54,9 @@ def run_node(process: Process) -> None:
         join = Join(node_rank=config.node_rank, facts=facts_of(deployment))
         _tell_ranks(stack, process, link.join(join, f"{head.host}:{head.port}"))
         process.ready({})
-        ranks: list[Sender[RankInbound]] = [
-            stack.enter_context(closing(Sender(endpoints.rank(rank), RankInbound))) for rank in deployment.ranks_here
+        ranks: list[LockstepSender[RankInbound]] = [
+            stack.enter_context(closing(LockstepSender(endpoints.rank(rank), RankInbound)))
+            for rank in deployment.ranks_here
         ]
         link.serve(ranks)
 

@@ -16,9 +16,9 @@ import pytest
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan, StepResult
 from tests.fakes.engine import deployment
 
@@ -30,8 +30,8 @@ class Ranks:
     """Running rank processes, seen from the router."""
 
     processes: list[subprocess.Popen[str]]
-    senders: list[Sender[StepPlan]]
-    inbox: Receiver[Any]
+    senders: list[LockstepSender[StepPlan]]
+    inbox: LockstepReceiver[Any]
     arena: Arena
     ready: RankReady
     details: list[dict[str, Any]]
@@ -72,10 +72,13 @@ def start_ranks(tmp_path_factory: pytest.TempPathFactory) -> StartRanks:
         endpoints = Endpoints(run_dir)
         with ExitStack() as stack:
             arena = stack.enter_context(closing(Arena.create(made.arena_nbytes)))
-            inbox: Receiver[Any] = stack.enter_context(closing(Receiver(endpoints.rank_results, RankOutbound)))
+            inbox: LockstepReceiver[Any] = stack.enter_context(
+                closing(LockstepReceiver(endpoints.rank_results, RankOutbound))
+            )
             processes = [stack.enter_context(_rank(file, rank, arena.fd)) for rank in range(tp)]
             senders = [
-                stack.enter_context(closing(Sender[StepPlan](endpoints.rank(rank), RankInbound))) for rank in range(tp)
+                stack.enter_context(closing(LockstepSender[StepPlan](endpoints.rank(rank), RankInbound)))
+                for rank in range(tp)
             ]
             details = [json.loads(process.stdout.readline()) for process in processes]  # type: ignore[union-attr]
             [ready] = inbox.drain(block=True, timeout_s=_RESULT_WITHIN_S)

@@ -20,6 +20,7 @@ from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.lockstep import LockstepSender
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import EngineInbound, VisualInbound
 from mmserve.messages.step import RankInbound, StepPlan
@@ -120,7 +121,7 @@ class RouterPeers:
 
 
 def _end_rank(endpoints: Endpoints, rank: int, thread: threading.Thread) -> None:
-    with closing(Sender[RankInbound](endpoints.rank(rank), StepPlan)) as sender:
+    with closing(LockstepSender[RankInbound](endpoints.rank(rank), StepPlan)) as sender:
         sender.send(STOP_PLAN)
         thread.join(timeout=20)
     assert not thread.is_alive()

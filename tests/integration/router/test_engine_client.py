@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmserve.ipc.channel import BrokenLink, Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.lockstep import BrokenLink, LockstepReceiver, LockstepSender
 from mmserve.messages.step import (
     RankInbound,
     RankOutbound,
@@ -36,6 +36,7 @@ def endpoints(tmp_path: Path) -> Endpoints:
 @pytest.fixture
 def client(endpoints: Endpoints) -> Iterator[EngineClient]:
     with (
+        closing(LockstepReceiver[StepPlan](endpoints.rank(0), RankInbound)),
         closing(HeartbeatSender(endpoints, "router-0")) as heartbeat,
         closing(EngineClient(endpoints, 1, heartbeat)) as made,
     ):
@@ -43,12 +44,12 @@ def client(endpoints: Endpoints) -> Iterator[EngineClient]:
 
 
 @pytest.fixture
-def rank(endpoints: Endpoints) -> Iterator[Sender[Any]]:
-    with closing(Sender[Any](endpoints.rank_results, RankOutbound)) as sender:
+def rank(endpoints: Endpoints) -> Iterator[LockstepSender[Any]]:
+    with closing(LockstepSender[Any](endpoints.rank_results, RankOutbound)) as sender:
         yield sender
 
 
-def test_results_are_those_of_the_plans_in_order(client: EngineClient, rank: Sender[Any]) -> None:
+def test_results_are_those_of_the_plans_in_order(client: EngineClient, rank: LockstepSender[Any]) -> None:
     rank.send(READY)
     assert client.wait_ready() == READY
     client.send(PLAN)
@@ -75,7 +76,9 @@ def test_results_are_those_of_the_plans_in_order(client: EngineClient, rank: Sen
     ],
     ids=["does not decode", "no such message", "later", "earlier", "no token", "other slot", "other failure", "ready"],
 )
-def test_another_message_than_the_result_is_an_error(client: EngineClient, rank: Sender[Any], wrong: object) -> None:
+def test_another_message_than_the_result_is_an_error(
+    client: EngineClient, rank: LockstepSender[Any], wrong: object
+) -> None:
     rank.send(READY)
     client.wait_ready()
     client.send(PLAN)
@@ -84,7 +87,7 @@ def test_another_message_than_the_result_is_an_error(client: EngineClient, rank:
         client.receive()
 
 
-def test_a_result_before_the_ranks_are_ready_is_an_error(client: EngineClient, rank: Sender[Any]) -> None:
+def test_a_result_before_the_ranks_are_ready_is_an_error(client: EngineClient, rank: LockstepSender[Any]) -> None:
     rank.send(StepResult(step_id=1, tokens=()))
     with pytest.raises(BrokenLink):
         client.wait_ready()
@@ -92,8 +95,8 @@ def test_a_result_before_the_ranks_are_ready_is_an_error(client: EngineClient, r
 
 def test_a_plan_that_does_not_decode_is_an_error(endpoints: Endpoints) -> None:
     with (
-        closing(Receiver[StepPlan](endpoints.rank(0), RankInbound, lockstep=True)) as inbox,
-        closing(Sender[Any](endpoints.rank(0), RankInbound)) as router,
+        closing(LockstepReceiver[StepPlan](endpoints.rank(0), RankInbound)) as inbox,
+        closing(LockstepSender[Any](endpoints.rank(0), RankInbound)) as router,
     ):
         router.send({"t": "plan", "step_id": None})
         with pytest.raises(BrokenLink):

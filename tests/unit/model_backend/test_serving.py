@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmserve.ipc.channel import BrokenLink
+from mmserve.ipc.lockstep import BrokenLink
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import SequenceStep, StepPlan, StepResult
 from mmserve.model_backend import serving

@@ -23,6 +23,7 @@ from mmserve.ipc.cluster_key import ClusterKey
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.curve import connected, listening
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.nodes import Join, Meet, StoreOpened, ToHead
 from mmserve.messages.sampling import SamplingParams
@@ -96,7 +97,7 @@ def head(endpoints: Endpoints, port: str, key: ClusterKey, arena: Arena) -> Runn
     def serve() -> None:
         with ExitStack() as stack:
             store = stack.enter_context(closing(Receiver[StoreOpened](endpoints.node_store, StoreOpened)))
-            plans = stack.enter_context(closing(Receiver[StepPlan](endpoints.node_plans, StepPlan, lockstep=True)))
+            plans = stack.enter_context(closing(LockstepReceiver[StepPlan](endpoints.node_plans, StepPlan)))
             rank = stack.enter_context(closing(Sender[StoreOpened](endpoints.node_store, StoreOpened)))
             rank.send(StoreOpened(port=5))
             heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, "nodes-0")))
@@ -118,21 +119,21 @@ def test_plans_come_with_their_rows_and_a_closed_link_is_noticed_at_once(
 ) -> None:
     def work(link: NodeLink) -> None:
         assert link.join(Join(node_rank=1, facts=FACTS), "head") == Meet(host="127.0.0.1", port=5)
-        with closing(Sender[RankInbound](endpoints.rank(1), RankInbound)) as rank:
+        with closing(LockstepSender[RankInbound](endpoints.rank(1), RankInbound)) as rank:
             link.serve([rank])
 
     new = NewSequence(slot=0, token_ids=b"", num_prompt_tokens=12, spans=(SPAN,), sampling=SamplingParams(max_tokens=5))
     first = StepPlan(step_id=1, new=(new,), steps=(SequenceStep(0, 0, 5, (1,), False),))
     second = StepPlan(step_id=2, steps=(SequenceStep(0, 10, 2, (), True),))
     with ExitStack() as stack:
-        inbox = stack.enter_context(closing(Receiver[RankInbound](endpoints.rank(1), RankInbound, lockstep=True)))
-        router = stack.enter_context(closing(Sender[StepPlan](endpoints.node_plans, StepPlan)))
+        inbox = stack.enter_context(closing(LockstepReceiver[RankInbound](endpoints.rank(1), RankInbound)))
+        router = stack.enter_context(closing(LockstepSender[StepPlan](endpoints.node_plans, StepPlan)))
         other = Running(lambda: node(port, key, endpoints, work))
         router.send(first)
         router.send(second)
-        assert inbox.receive() == PlanWithRows(plan=first, pieces=(RowPiece(HANDLE, 0, bytearray(ROWS[:20])),))
-        assert inbox.receive() == second
-        stack.enter_context(closing(Sender[str](endpoints.node_plans, str))).send("no plan")
+        with_rows = PlanWithRows(plan=first, pieces=(RowPiece(HANDLE, 0, bytearray(ROWS[:20])),))
+        assert [inbox.drain(block=True), inbox.drain(block=True)] == [[with_rows], [second]]
+        stack.enter_context(closing(LockstepSender[str](endpoints.node_plans, str))).send("no plan")
         assert "does not decode" in str(head.ended())
     assert isinstance(other.ended(), NodeLost)
     assert str(other.error) == "node 0 has ended the connection"
