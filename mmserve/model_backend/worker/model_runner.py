@@ -36,6 +36,7 @@ from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.in_flight import InFlight
 from mmserve.model_backend.worker.input_batch import InputBatch
 from mmserve.model_backend.worker.memory_profile import graph_rungs, rank_share
+from mmserve.model_backend.worker.next_batch import NextBatch
 from mmserve.model_backend.worker.prompt_outputs import PromptResults, compute_prompt_results
 from mmserve.model_backend.worker.sampling.make_sampler import make_sampler
 from mmserve.model_backend.worker.step_errors import StepErrors
@@ -125,6 +126,9 @@ class ModelRunner:
                 dtype=platform.dtype,
             )
         )
+        self._next_batch = NextBatch(self._batch_of)
+        self._done: Sequence[SequenceStep] = ()
+        """The steps of the last plan, if all were computed together."""
         self.faults = NO_FAULTS
         self._collected_s = 0.0
         """When the last plan was collected."""
@@ -155,6 +159,7 @@ class ModelRunner:
         alone. Plans must be collected in the order in which they were launched.
         """
         in_flight = InFlight(plan.step_id, time.perf_counter())
+        self._done = ()
         if any(step.token_ids or step.draft or step.num_proposed for step in plan.steps):
             self._sampling.read_tokens()
         refused = self._input_batch.apply(plan)
@@ -182,9 +187,12 @@ class ModelRunner:
         self._collected_s = now_s
         return in_flight.result(now_s)
 
+    @torch.inference_mode()
     def prepare(self) -> None:
         """Work for the next step that need not wait for its plan."""
         self._sampling.prepare()
+        if not self._transfers.late:  # else the next plan may be launched already
+            self._errors.catch(self._next_batch.prepare, self._done)
 
     def _copy_tokens(self, plan: StepPlan, refused: Mapping[int, str]) -> dict[int, str]:
         """Copy KV blocks. Returns slot -> message for the steps whose copies fail on some rank."""
@@ -210,6 +218,7 @@ class ModelRunner:
         for slot, message in failed.items():
             in_flight.add_failure(slot, message)
         in_flight.in_parts = bool(errors)
+        self._done = () if errors else steps
         in_flight.out_of_memory = any(error.out_of_memory for error in errors)
 
     def _attempt(self, in_flight: InFlight, steps: Sequence[SequenceStep]) -> StepError | None:
@@ -250,13 +259,10 @@ class ModelRunner:
 
     def _build(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
         self.faults.pass_through()
-        return build_forward_batch(
-            self._input_batch,
-            steps,
-            self._vocab_size,
-            self._metadata_builder,
-            self._transfers,
-        )
+        return self._next_batch.take(steps) or self._batch_of(steps)
+
+    def _batch_of(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
+        return build_forward_batch(self._input_batch, steps, self._vocab_size, self._metadata_builder, self._transfers)
 
     def _compute(self, batch: ForwardBatch) -> _Computed:
         """The forward pass, or the steps that every rank must leave out because images could not be read."""
