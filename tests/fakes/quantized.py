@@ -1,4 +1,4 @@
-"""Dequantizes packed weights in plain torch."""
+"""Weights as ``--quantization`` rounds them, in plain torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from mmserve.model_backend.platforms.cpu.linear import quantization
 
 
 def dequantized(weight: torch.Tensor, form: str) -> torch.Tensor:
-    """[out, in] after rounding to int8 or int4. The number of outputs need not be a multiple of a panel's."""
-    if missing := -len(weight) % quantization.PANEL:
-        return dequantized(torch.nn.functional.pad(weight, (0, 0, 0, missing)), form)[:-missing]
-    if form == "int8":
-        return quantization.int8_rows(quantization.to_int8(weight), torch.arange(len(weight)))
-    return quantization.from_int4(quantization.to_int4(weight))
+    """[out, in] after rounding to int8 or int4."""
+    return quantization.numbers(quantization.INT8 if form == "int8" else quantization.INT4, weight)
 
 
 def round_text(directory: Path, rounded: Path, form: str) -> Path:

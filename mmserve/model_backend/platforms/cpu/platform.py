@@ -81,7 +81,7 @@ class CpuPlatform(TorchPlatform):
         return self.embedding_method(quantization, shape)
 
     def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
-        """Rows of int4 weights would cost too much to look up, so these are int8. oneDNN's layout has no rows."""
+        """With int4 an embedding, which is often the head too, has 8 bits. oneDNN's layout has no rows."""
         if self.kernels is not None and quantization != "none":
             return self._noted(Int8Linear(self.kernels, shape))
         if self.kernels is not None:

@@ -29,16 +29,15 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERA
 def right_products(kernels: ctypes.CDLL) -> bool:
     """True if all are."""
     weight, x, bias = random(80, 64), random(_ROWS, 64, seed=1), random(80, seed=2)
-    float32, int8, int4 = weight[:, :41].contiguous(), quantization.to_int8(weight), quantization.to_int4(weight)
-    bfloat16, dequantized = float32.bfloat16().float(), quantization.int8_rows(int8, torch.arange(len(weight)))
+    float32 = weight[:, :41].contiguous()
+    bfloat16 = float32.bfloat16().float()
     packed, rounded = pack(bfloat16), x[:, :41].bfloat16().float()
     return (
         _product(kernels, x[:, :41], pack(float32), bias, float32)
         and _product(kernels, x[:, :41], packed, bias, bfloat16)
         and _product(kernels, rounded, packed, bias, bfloat16, rounds_inputs=True)
         and _tiled_product(kernels, x[:, :41], bias, bfloat16)
-        and _product(kernels, x, int8, bias, dequantized, _QUANTIZED_TOLERANCE)
-        and _product(kernels, x, int4, bias, quantization.from_int4(int4), _QUANTIZED_TOLERANCE)
+        and all(_rounded_product(kernels, x, bias, weight, kind) for kind in (quantization.INT8, quantization.INT4))
         and all(_grouped_product(kernels, x, bias, bits) for bits in (4, 8))
         and _float8_product(kernels, x, bias)
         and _gguf_product(kernels, bias)
@@ -89,6 +88,14 @@ def _gguf_product(kernels: ctypes.CDLL, bias: torch.Tensor) -> bool:
     packed = gguf_weights.pack([("Q6_K", rows)])
     x = random(_ROWS, weight.shape[1], seed=5)
     return _product(kernels, x, packed, bias, weight, _QUANTIZED_TOLERANCE, form=gguf_weights.FORMAT)
+
+
+def _rounded_product(
+    kernels: ctypes.CDLL, x: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, kind: str
+) -> bool:
+    """The same with weights rounded to 8 and to 4 bits."""
+    packed, dequantized = gguf_weights.pack([(kind, weight)], quantization.rounded), quantization.numbers(kind, weight)
+    return _product(kernels, x, packed, bias, dequantized, _QUANTIZED_TOLERANCE, form=gguf_weights.FORMAT)
 
 
 def _product(

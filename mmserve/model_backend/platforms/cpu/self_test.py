@@ -26,7 +26,7 @@ from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.library import build, levels
-from mmserve.model_backend.platforms.cpu.linear import quantization
+from mmserve.model_backend.platforms.cpu.linear import gguf_weights, quantization
 from mmserve.model_backend.platforms.cpu.linear.packed_weights import format_of, pack
 from mmserve.model_backend.platforms.cpu.linear.packing import KernelLinear
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
@@ -73,15 +73,15 @@ def verified_kernels(fastest: str) -> ctypes.CDLL | None:
 
 def _rows(kernels: ctypes.CDLL) -> bool:
     weight, indices = random(48, 64), torch.tensor([47, 0, 17])
-    int8 = quantization.to_int8(weight)
+    int8 = gguf_weights.pack([(quantization.INT8, weight)], quantization.rounded)
     short = weight.bfloat16().float()
-    for packed, expected in (
-        (pack(weight), weight[indices]),
-        (pack(short), short[indices]),
-        (int8, quantization.int8_rows(int8, indices)),
+    for packed, form, expected in (
+        (plain := pack(weight), format_of(plain), weight[indices]),
+        (halved := pack(short), format_of(halved), short[indices]),
+        (int8, gguf_weights.FORMAT, quantization.numbers(quantization.INT8, weight)[indices]),
     ):
         out = torch.empty(3, 64)
-        kernels.mm_rows(packed.data_ptr(), format_of(packed), indices.data_ptr(), out.data_ptr(), *out.shape)
+        kernels.mm_rows(packed.data_ptr(), form, indices.data_ptr(), out.data_ptr(), *out.shape)
         if not torch.equal(out, expected):
             return False
     return True

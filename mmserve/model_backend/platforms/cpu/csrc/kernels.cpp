@@ -12,7 +12,6 @@
 #include "grouped/gguf_linear.h"
 #include "grouped/grouped_linear.h"
 #include "linear/linear.h"
-#include "linear/quantized_linear.h"
 #include "linear/tiled_linear.h"
 #include "sampling.h"
 #include "softmax.h"
@@ -86,9 +85,9 @@ void mm_choose_ways(const linear::Choice* choices, int64_t count) {
     linear::choices().assign(choices, choices + count);
 }
 
-// weights: 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 with the inputs rounded to bfloat16; of quantized checkpoints:
-// 5 codes of 4 bits, 6 of 8 bits, 7 of 8 bits with inputs rounded to 8 bits, 8 E4M3, 9 formats of GGUF; 10 as 4, summed as
-// tile registers do; 11 as 10, without tile registers.
+// weights: 0 float32, 1 bfloat16, 4 bfloat16 with the inputs rounded to bfloat16; whole numbers: 5 codes of 4 bits, 6 of 8
+// bits, 7 of 8 bits with inputs rounded to 8 bits, 8 E4M3, 9 formats of GGUF; 10 as 4, summed as tile registers do; 11 as
+// 10, without tile registers.
 void mm_linear(const float* x, const void* panels, int weights, const float* bias, float* out, int64_t M, int64_t K,
                int64_t N, int add) {
     const linear::Job job{x, out, M, K, N, {bias, add != 0}, linear::ways_of(weights, M, K, N)};
@@ -97,10 +96,6 @@ void mm_linear(const float* x, const void* panels, int weights, const float* bia
             return linear::run<linear::Exact>(job, static_cast<const float*>(panels));
         case 1:
             return linear::run<linear::Widened>(job, static_cast<const uint16_t*>(panels));
-        case 2:
-            return quantized::run<quantized::Int8>(job, static_cast<const uint8_t*>(panels));
-        case 3:
-            return quantized::run<quantized::Int4>(job, static_cast<const uint8_t*>(panels));
         case 5:
             return grouped::run<grouped::Codes4, grouped::WideInputs>(job, static_cast<const uint8_t*>(panels));
         case 6:
@@ -120,14 +115,12 @@ void mm_linear(const float* x, const void* panels, int weights, const float* bia
     }
 }
 
-// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but 0, 1, 2, 4, 9 or 10.
+// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but 0, 1, 4, 9 or 10.
 void mm_rows(const void* panels, int weights, const int64_t* indices, float* out, int64_t rows, int64_t K) {
     pool::parallel_for_rows(rows, K, [=](int64_t row) {
         float* to = out + row * K;
         if (weights == 0)
             linear::load_weight_row<linear::Float32>(static_cast<const float*>(panels), indices[row], K, to);
-        else if (weights == 2)
-            quantized::load_weight_row(static_cast<const uint8_t*>(panels), indices[row], K, to);
         else if (weights == 9)
             grouped::load_gguf_row(static_cast<const uint8_t*>(panels), indices[row], K, to);
         else

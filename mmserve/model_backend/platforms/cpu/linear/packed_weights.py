@@ -7,11 +7,11 @@ import ctypes
 import torch
 import torch.nn.functional as F
 
-from mmserve.model_backend.platforms.cpu.linear import quantization, weight_memory
+from mmserve.model_backend.platforms.cpu.linear import weight_memory
 
 PANEL = 32
 """Outputs whose weights lie side by side in memory; the kernels' own number. The last panel may have zeros."""
-_FLOAT32, _BFLOAT16, _INT8, _INT4, _ROUNDED = range(5)
+_FLOAT32, _BFLOAT16, _ROUNDED = 0, 1, 4
 TILED, EMULATED_TILES = 10, 11
 """As ``_ROUNDED``, but sums are those of tile registers, which have other bits; without these registers slowly."""
 
@@ -46,8 +46,6 @@ def _in_panels(weight: torch.Tensor) -> torch.Tensor:
 
 def format_of(packed: torch.Tensor, *, rounds_inputs: bool = False) -> int:
     """The kernels' number for a product with packed weights. ``rounds_inputs``: to bfloat16, as the weights are."""
-    if packed.dtype is torch.uint8:
-        return _INT8 if packed.shape[-1] == quantization.INT8_NBYTES else _INT4
     if packed.dtype is torch.bfloat16:
         return _ROUNDED if rounds_inputs else _BFLOAT16
     return _FLOAT32

@@ -9,7 +9,7 @@ product. OneDNN's packed operators are private names of torch, so each dtype mus
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -17,14 +17,12 @@ import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearShape
 from mmserve.model_backend.layers.target import LinearShard, Target
-from mmserve.model_backend.platforms.cpu.linear import quantization
+from mmserve.model_backend.platforms.cpu.linear import gguf_weights, quantization
 from mmserve.model_backend.platforms.cpu.linear.packed_weights import format_of, pack, pack_short, rounded_format
 from mmserve.model_backend.platforms.reference import PlainLinear
 from mmserve.runtime.errors import StartupError
 
 _CPU = torch.device("cpu")
-_QUANTIZED_AT_ONCE = 1 << 24
-"""Weights. Much smaller parts take twice as long, because their memory is not in huge pages."""
 _ONEDNN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative to the largest value of the result."""
 
@@ -75,15 +73,18 @@ class KernelLinear(PackedLinear, PlainLinear):
 
     def finish_loading(self) -> None:
         self.packed = self._pack(self.weight)
-        self.format = rounded_format(self._kernels) if self._rounds else format_of(self.packed)
+        self.format = self._format()
         free(self.weight)
         del self.weight
 
     def _pack(self, weight: torch.Tensor) -> torch.Tensor:
         return pack(weight)
 
+    def _format(self) -> int:
+        return rounded_format(self._kernels) if self._rounds else format_of(self.packed)
+
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """float32. Not for int4."""
+        """float32."""
         indices = indices.contiguous()
         out = torch.empty(len(indices), self.in_size)
         self._kernels.mm_rows(self.packed.data_ptr(), self.format, indices.data_ptr(), out.data_ptr(), *out.shape)
@@ -102,34 +103,23 @@ class RoundedKernelLinear(KernelLinear):
 class Int8Linear(KernelLinear):
     """Weights rounded to 8 bits in groups of 32 inputs; see ``quantization``."""
 
+    _kind = quantization.INT8
+
     def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
         _check_quantizable(shape)
         super().__init__(kernels, shape)
 
     def _pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return _quantized(weight, quantization.to_int8)
+        return gguf_weights.pack([(self._kind, weight)], quantization.rounded)
+
+    def _format(self) -> int:
+        return gguf_weights.FORMAT
 
 
 class Int4Linear(Int8Linear):
-    """Weights rounded to 4 bits in groups of 32 inputs; see ``quantization``. Rows cannot be looked up."""
+    """Weights rounded to 4 bits in groups of 32 inputs; see ``quantization``."""
 
-    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return _quantized(weight, quantization.to_int4)
-
-
-def _quantized(weight: torch.Tensor, quantize: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """In parts, because intermediate results are several times as large as the rows that they are of."""
-    panel = quantization.PANEL
-    rows = max(panel, _QUANTIZED_AT_ONCE // weight.shape[1] // panel * panel)
-    if rows >= len(weight):
-        return quantize(weight)
-    first = quantize(weight[:rows])
-    packed = torch.empty(len(weight) // panel, *first.shape[1:], dtype=first.dtype)
-    packed[: len(first)] = first
-    for start in range(rows, len(weight), rows):
-        part = quantize(weight[start : start + rows])
-        packed[start // panel : start // panel + len(part)] = part
-    return packed
+    _kind = quantization.INT4
 
 
 def free(weight: torch.Tensor) -> None:

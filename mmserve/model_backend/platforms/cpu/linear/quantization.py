@@ -1,78 +1,58 @@
-"""Weights rounded to 8 or 4 bits, in the layout that the C++ kernels read.
+"""Weights rounded to 8 or 4 bits when they are loaded, in formats of GGUF files.
 
-Every 32 neighbouring weights of an output are a group with a scale, and for 4 bits a minimum, in bfloat16: 8.5 and 5
-bits a weight. int8 is symmetric about zero; int4 divides the range from the minimum to the maximum into 15 steps.
+Every 32 neighbouring weights of an output are a block with a scale in half precision: Q8_0, symmetric about zero, has
+8.5 bits a weight, Q4_1 has 5. That divides the range from the minimum, in half precision too, to the maximum into 15
+steps.
 """
 
 from __future__ import annotations
 
 import torch
 
+from mmserve.model_backend.layers.quantized.gguf import Blocks
+
+INT8, INT4 = "Q8_0", "Q4_1"
 GROUP = 32
 """Weights that share a scale; the kernels' own number, as is the panel's."""
 PANEL = 16
 """Outputs whose weights lie side by side in memory."""
-_INT8_MAX, _INT4_MAX = 127, 15
-_SCALES_NBYTES = 2 * PANEL
-"""Of the scales of one group of a panel."""
-INT8_NBYTES = _SCALES_NBYTES + GROUP * PANEL
-"""Of one group of a panel in int8. In int4 it is smaller."""
+_INT8_MAX, _INT8_ZERO, _INT4_MAX = 127, 128, 15
+_LEAST = 2.0**-24
+"""The least positive number in half precision."""
 
 
-def to_int8(weight: torch.Tensor) -> torch.Tensor:
-    """float32 [out, in], multiples of 16 and 32 -> uint8 [out / 16, in / 32, 544]."""
-    grouped = _grouped(weight)
-    scale = _stored_scale(grouped.abs().amax(-1) / _INT8_MAX)
-    q = (grouped / scale[..., None]).round_().clamp_(-_INT8_MAX, _INT8_MAX)
-    pairs = q.to(torch.int8).view(*q.shape[:-1], -1, 2)
-    return _joined((scale,), pairs.transpose(2, 3))
+def rounded(name: str, weight: torch.Tensor) -> Blocks:
+    """float32 [out, in], a multiple of 32, in the format ``name``. Scales that are too large become infinite."""
+    grouped = torch.unflatten(weight, 1, (-1, GROUP))
+    return _to_int8(grouped) if name == INT8 else _to_int4(grouped)
 
 
-def to_int4(weight: torch.Tensor) -> torch.Tensor:
-    """float32 [out, in], multiples of 16 and 32 -> uint8 [out / 16, in / 32, 320]."""
-    grouped = _grouped(weight)
-    minimum = grouped.amin(-1).bfloat16().float()
-    scale = _stored_scale((grouped.amax(-1) - minimum) / _INT4_MAX)
-    q = ((grouped - minimum[..., None]) / scale[..., None]).round_().clamp_(0, _INT4_MAX)
-    # eight inputs, byte, half of the byte, even or odd input
-    pairs = q.to(torch.uint8).view(*q.shape[:-1], -1, 2, 2, 2)
-    words = pairs[..., 0, :] | pairs[..., 1, :] << 4
-    return _joined((scale, minimum), words.permute(0, 1, 3, 2, 5, 4))
+def numbers(name: str, weight: torch.Tensor) -> torch.Tensor:
+    """What ``rounded`` makes of a matrix, as float32 [out, in]."""
+    found = rounded(name, weight)
+    scale, *minimum = (each.float()[..., None] for each in found.halves)
+    steps = torch.unflatten(found.codes, 1, (-1, GROUP)).float()
+    of_groups = steps * scale + minimum[0] if minimum else (steps - _INT8_ZERO) * scale
+    return of_groups.flatten(1)
 
 
-def int8_rows(packed: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Rows int64 [T] of the matrix that ``to_int8`` returned, as float32 [T, in]."""
-    groups, column = packed[indices // PANEL], indices % PANEL
-    every = torch.arange(len(indices))
-    scale = groups[..., :_SCALES_NBYTES].contiguous().view(torch.bfloat16)[every, :, column]
-    pairs = groups[..., _SCALES_NBYTES:].contiguous().view(torch.int8).view(*groups.shape[:2], -1, PANEL, 2)
-    q = pairs[every, :, :, column].flatten(-2)
-    return torch.mul(q, scale[..., None].float()).flatten(-2)
+def _to_int8(grouped: torch.Tensor) -> Blocks:
+    scale = (grouped.abs().amax(-1) / _INT8_MAX).half()
+    codes = _steps(grouped, scale).clamp_(-_INT8_MAX, _INT8_MAX).add_(_INT8_ZERO)
+    return _blocks(codes, 8, scale)
 
 
-def from_int4(packed: torch.Tensor) -> torch.Tensor:
-    """The matrix that ``to_int4`` returned, as float32 [out, in]."""
-    scale, minimum = packed[..., : 2 * _SCALES_NBYTES].contiguous().view(torch.bfloat16).float().chunk(2, dim=-1)
-    # eight inputs, output, even or odd input, byte
-    words = packed[..., 2 * _SCALES_NBYTES :].reshape(*packed.shape[:2], 4, PANEL, 2, 2)
-    pairs = torch.stack((words & _INT4_MAX, words >> 4), dim=-1)
-    q = pairs.permute(0, 1, 3, 2, 5, 6, 4).flatten(-4)
-    rows = q * scale[..., None] + minimum[..., None]
-    return rows.transpose(1, 2).flatten(2).flatten(0, 1)
+def _to_int4(grouped: torch.Tensor) -> Blocks:
+    minimum = grouped.amin(-1).half()
+    offset = grouped - minimum[..., None]
+    scale = (offset.amax(-1) / _INT4_MAX).half()
+    return _blocks(_steps(offset, scale).clamp_(0, _INT4_MAX), 4, scale, minimum)
 
 
-def _grouped(weight: torch.Tensor) -> torch.Tensor:
-    """-> [out / 16, groups, 16, 32]"""
-    return weight.view(-1, PANEL, weight.shape[1] // GROUP, GROUP).transpose(1, 2)
+def _steps(numbers: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (numbers / scale[..., None].float().clamp(min=_LEAST)).round_()
 
 
-def _stored_scale(scale: torch.Tensor) -> torch.Tensor:
-    """The scale as bfloat16 stores it; never zero."""
-    stored: torch.Tensor = scale.clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16().float()
-    return stored
-
-
-def _joined(scales: tuple[torch.Tensor, ...], q: torch.Tensor) -> torch.Tensor:
-    """[panels, groups, 16] each and [panels, groups, ...] -> their bytes, group by group."""
-    q_bytes = q.flatten(2).view(torch.uint8)
-    return torch.cat([*(scale.bfloat16().view(torch.uint8) for scale in scales), q_bytes], dim=-1)
+def _blocks(codes: torch.Tensor, bits: int, *halves: torch.Tensor) -> Blocks:
+    scales = tuple(each[..., None].view(torch.uint8)[..., None, :] for each in halves)
+    return Blocks(codes.to(torch.uint8).flatten(1), bits, scales, halves)

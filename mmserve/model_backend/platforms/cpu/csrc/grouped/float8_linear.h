@@ -20,7 +20,8 @@
 namespace float8 {
 
 using grouped::i16x16;
-using quantized::kOutputs;
+using grouped::kOutputs;
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 using Vector = linear::Vector;
 
 constexpr int kVectors = kOutputs / tile::kLanes<Vector>;  // of a panel
@@ -28,13 +29,13 @@ constexpr int kMostRows = linear::kMaxRows;
 constexpr int kFewRows = kMostRows / 2;  // take two panels at once: more sums that do not wait for each other
 
 struct Codes {
-    static constexpr int64_t kNbytes = quantized::kGroup * kOutputs;
+    static constexpr int64_t kNbytes = grouped::kGroup * kOutputs;
 };
 
 // 16 codes as numbers 2^-8 times as large: with its sign moved up, a code is the upper part of a number in half precision,
 // whose exponents are 8 more.
 inline void widen(const uint8_t* codes, Vector* to) {
-    const auto words = __builtin_convertvector(tile::load<quantized::i8x16>(codes), i16x16);
+    const auto words = __builtin_convertvector(tile::load<i8x16>(codes), i16x16);
     const auto halves = words << 7 & static_cast<int16_t>(0xbfff);
 #if defined(__AVX512F__)
     to[0] = reinterpret_cast<Vector>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(halves)));

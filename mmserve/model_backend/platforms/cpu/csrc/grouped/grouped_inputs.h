@@ -8,13 +8,10 @@
 #include <limits>
 
 #include "grouped/byte_vectors.h"
-#include "linear/quantize_activations.h"
+#include "grouped/rounding.h"
 #include "linear/tasks.h"
 
 namespace grouped {
-
-using quantized::kGroup;
-constexpr float kMaxQ = 32639.f;  // 256 * 127 + 127
 
 #ifdef __AMX_INT8__
 constexpr int64_t kReadBehind = 16;  // rows that tiles may read behind the last
@@ -52,24 +49,24 @@ struct Inputs {
     void store(int64_t k, const int16_t* values, float scale) const {
         i32x8 of_first{}, of_second{};
         for (int i = 0; i < kGroup; i += 8) {
-            const auto integers = tile::load<quantized::i16x8>(values + i);
+            const auto integers = tile::load<i16x8>(values + i);
             (i < kGroup / 2 ? of_first : of_second) += __builtin_convertvector(integers, i32x8);
             if constexpr (kMultipliesBytes) {
                 store_bytes(integers, low + k + i);
                 store_bytes((integers + 128) >> 8, high + k + i);
             } else {
-                const auto paired = __builtin_shuffle(integers, quantized::i16x8{0, 2, 1, 3, 4, 6, 5, 7});
+                const auto paired = __builtin_shuffle(integers, i16x8{0, 2, 1, 3, 4, 6, 5, 7});
                 std::memcpy(q + k + i, &paired, sizeof paired);
             }
         }
-        const int32_t first = quantized::horizontal_sum(of_first);
-        blocks[k / kGroup] = {scale, first + quantized::horizontal_sum(of_second), first};
+        const int32_t first = horizontal_sum(of_first);
+        blocks[k / kGroup] = {scale, first + horizontal_sum(of_second), first};
     }
 
 private:
     typedef int8_t i8x8 __attribute__((vector_size(8)));
 
-    static void store_bytes(quantized::i16x8 integers, int8_t* to) {
+    static void store_bytes(i16x8 integers, int8_t* to) {
         const auto bytes = __builtin_convertvector(integers, i8x8);
         std::memcpy(to, &bytes, sizeof bytes);
     }
@@ -85,7 +82,7 @@ struct WideInputs {
             int16_t q[kGroup];
             if (order)
                 for (int64_t i = 0; i < kGroup; ++i) ordered[i] = x[order[k + i]];
-            const float scale = quantized::quantize_group(order ? ordered : x + k, q, kMaxQ).scale;
+            const float scale = round_group(order ? ordered : x + k, q);
             to.store(k, q, scale);
         }
     }

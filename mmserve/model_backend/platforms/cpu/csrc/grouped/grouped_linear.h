@@ -10,8 +10,8 @@
 #include "grouped/byte_products.h"
 #include "grouped/grouped_inputs.h"
 #include "grouped/grouped_weights.h"
+#include "grouped/pair_products.h"
 #include "grouped/tiled_products.h"
-#include "linear/quantized_linear.h"
 
 namespace grouped {
 
@@ -49,7 +49,7 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
         for (int step = 0; step < kSteps; ++step) zeros[step] = zeros_together(*group, step * kTogether);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
-            quantized::prefetch(panel + next_panel, Codes::kNbytes);
+            prefetch(panel + next_panel, Codes::kNbytes);
             const BlockScale* blocks = x.blocks + k / kGroup;
             for_each_part<kParts>([&](auto part) {
 #pragma GCC unroll 2
@@ -93,9 +93,9 @@ inline void add_products(const uint8_t* codes, const Inputs& x, int64_t k, int p
             const i16x16 low = Codes::pair(codes, quad, odd, 0), high = Codes::pair(codes, quad, odd, 1);
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
-                const i16x16 numbers = quantized::broadcast_pair(x.q + m * x.K + k + 4 * quad + 2 * odd);
-                sums[m][0] = quantized::multiply_add(sums[m][0], low, numbers);
-                sums[m][1] = quantized::multiply_add(sums[m][1], high, numbers);
+                const i16x16 numbers = broadcast_pair(x.q + m * x.K + k + 4 * quad + 2 * odd);
+                sums[m][0] = multiply_add(sums[m][0], low, numbers);
+                sums[m][1] = multiply_add(sums[m][1], high, numbers);
             }
         }
 }
@@ -111,7 +111,7 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
         const auto* group = reinterpret_cast<const Group*>(panel);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
-            quantized::prefetch(panel + next_panel, Codes::kNbytes);
+            prefetch(panel + next_panel, Codes::kNbytes);
             const BlockScale* blocks = x.blocks + k / kGroup;
             for_each_part<kParts>([&](auto part) {
                 i32x8 sums[M][2];

@@ -6,17 +6,17 @@
 #include <cstdint>
 
 #include "aligned_memory.h"
-#include "linear/quantized_weights.h"
+#include "tile.h"
 
 namespace grouped {
 
-using quantized::i16x16;
-using quantized::kGroup;
-using quantized::kOutputs;
-using quantized::u16x16;
 using tile::i32x8;
 typedef int16_t i16x8 __attribute__((vector_size(16)));
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
+constexpr int64_t kGroup = 32;     // neighbouring inputs
+constexpr int64_t kOutputs = 16;   // of a panel
 constexpr int kQuads = kGroup / 4;  // of neighbouring inputs
 
 struct alignas(64) Header {
@@ -48,6 +48,11 @@ struct Scales {
 
     i32x8 zeros_of(int first) const { return __builtin_convertvector(tile::load<i16x8>(zeros + first), i32x8); }
 };
+
+// Into the second-level cache.
+inline void prefetch(const uint8_t* from, int64_t nbytes) {
+    for (int64_t at = 0; at < nbytes; at += memory::kLine) __builtin_prefetch(from + at, 0, 2);
+}
 
 // [4 pairs of quads, 16 outputs, 4 inputs] bytes, with the first quad in their lower half.
 struct Codes4 {

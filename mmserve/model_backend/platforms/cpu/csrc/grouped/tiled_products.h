@@ -5,7 +5,6 @@
 #ifdef __AMX_INT8__
 
 #include "grouped/byte_products.h"
-#include "linear/quantized_linear.h"
 #include "linear/tile_registers.h"
 
 namespace grouped {
@@ -67,7 +66,7 @@ inline void tiled_product(TileRegisters<Group::kParts>& registers, int64_t group
         const Integers zeros = zeros_together(*group, 0);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
-            quantized::prefetch(panel + next_panel, Codes::kNbytes);
+            prefetch(panel + next_panel, Codes::kNbytes);
             const BlockScale* blocks = x.blocks + k / kGroup;
             const uint8_t* weights = as_bytes<Codes>(panel, bytes);
             for (int part = 0; part < kParts; ++part) {

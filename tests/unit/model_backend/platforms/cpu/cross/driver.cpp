@@ -44,17 +44,6 @@ public:
         return numbers;
     }
 
-    // Bytes that begin with `scales` numbers in bfloat16, group by group.
-    std::vector<uint8_t> groups(int64_t count, int64_t scales, int64_t nbytes) {
-        std::vector<uint8_t> bytes(count * nbytes);
-        for (uint8_t& byte : bytes) byte = bits();
-        for (int64_t group = 0; group < count; ++group) {
-            const auto numbers = bfloat16(scales, -5);
-            std::memcpy(bytes.data() + group * nbytes, numbers.data(), scales * sizeof numbers[0]);
-        }
-        return bytes;
-    }
-
 private:
     uint64_t state_;
 };
@@ -71,8 +60,9 @@ void write(const std::string& name, const std::vector<float>& numbers) {
 
 }  // namespace
 
-#include "layers.h"
 #include "quantized.h"
+
+#include "layers.h"  // after Panels
 
 namespace {
 
@@ -83,16 +73,12 @@ void products() {
     const auto exact = numbers.floats(K * N);
     const auto short_weights = numbers.bfloat16(K * N);
     const auto tiny = numbers.bfloat16(K * N, -70);
-    const auto int8 = numbers.groups(N / 16 * K / 32, 16, quantized::Int8::kNbytes);
-    const auto int4 = numbers.groups(N / 16 * K / 32, 32, quantized::Int4::kNbytes);
     const struct {
         const char* name;
         const void* panels;
         int weights, exponent;
     } cases[] = {{"float32", exact.data(), 0, 0},
                  {"bfloat16", short_weights.data(), 1, 0},
-                 {"int8", int8.data(), 2, 0},
-                 {"int4", int4.data(), 3, 0},
                  {"rounded", short_weights.data(), 4, 0},
                  {"rounded, denormal results", tiny.data(), 4, -58},
                  {"rounded, denormal inputs", short_weights.data(), 4, -127},

@@ -6,7 +6,6 @@
 #include "grouped/float8_linear.h"
 #include "grouped/gguf_linear.h"
 #include "linear/linear.h"
-#include "linear/quantized_linear.h"
 #include "sampling.h"
 
 extern "C" {

@@ -6,7 +6,7 @@ namespace {
 // Matrices and vectors of layers, kept until the end of this object.
 class Weights {
 public:
-    // form: as in mm_linear; 0, 2 or one of those of bfloat16.
+    // form: as in mm_linear; 0, 9 (then Q8_0) or one of those of bfloat16.
     Weights(Numbers& numbers, int64_t form) : numbers_(numbers), form_(form) {}
 
     const float* vector(int64_t size) {
@@ -18,8 +18,12 @@ public:
         const float* bias = vector(out);
         const int64_t panels = (out + linear::kPanel - 1) / linear::kPanel * linear::kPanel;
         if (form_ == 0) return {vector(panels * in), bias, form_, in, out};
-        if (form_ == 2) {
-            bytes_.push_back(numbers_.groups(out / 16 * in / 32, 16, quantized::Int8::kNbytes));
+        if (form_ == 9) {
+            Panels matrix(numbers_);
+            matrix.add_words<int64_t>({1, 64, 8, out, 0});
+            matrix.align();
+            matrix.add<grouped::Codes8, grouped::HalfScales<128>>(out, grouped::kGroup, 256, in);
+            bytes_.push_back(matrix.bytes());
             return {bytes_.back().data(), bias, form_, in, out};
         }
         halves_.push_back(numbers_.bfloat16(panels * in, -2));
@@ -81,7 +85,7 @@ void decoders() {
     decoder_of("bfloat16, widened", 1, 1);
     decoder_of("bfloat16", 4, 2);
     decoder_of("bfloat16, tiled", linear::kTiled, 2);
-    decoder_of("int8", 2, 0);
+    decoder_of("Q8_0", 9, 0);
 }
 
 void feed_forward_blocks() {

@@ -11,9 +11,9 @@ public:
     explicit Panels(Numbers& numbers) : numbers_(numbers) {}
 
     template <class Codes, class Group>
-    void add(int64_t outputs, int64_t group_size, uint32_t code_limit = 256) {
+    void add(int64_t outputs, int64_t group_size, uint32_t code_limit = 256, int64_t inputs = kInputs) {
         for (int64_t panel = 0; panel < outputs / grouped::kOutputs; ++panel)
-            for (int64_t k = 0; k < kInputs; k += group_size) {
+            for (int64_t k = 0; k < inputs; k += group_size) {
                 add_bytes(sizeof(Group), 0x3b);
                 add_bytes(group_size / grouped::kGroup * Codes::kNbytes, code_limit);
             }

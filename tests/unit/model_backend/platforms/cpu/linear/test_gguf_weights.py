@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmserve.checkpoint.gguf.tensor_types import QUANTIZED
 from mmserve.model_backend.platforms.cpu.linear import gguf_weights
 from mmserve.runtime.errors import StartupError
 from tests.fakes.gguf_formats import BLOCK_FORMATS, stored
@@ -67,14 +68,14 @@ def test_the_numbers_are_those_of_the_gguf_package(kind: str) -> None:
 @given(
     rows=st.integers(1, 20),
     panels=st.integers(1, 4),
-    superblocks=st.integers(1, 3),
+    blocks=st.integers(1, 5),
     cuts=st.sets(st.integers(1, 19), max_size=4),
     seed=st.integers(0, 99),
 )
 def test_a_product_is_exact_but_for_rounded_inputs_and_the_same_in_any_batch_on_every_level(
-    kind: str, rows: int, panels: int, superblocks: int, cuts: set[int], seed: int
+    kind: str, rows: int, panels: int, blocks: int, cuts: set[int], seed: int
 ) -> None:
-    one, numbers = matrix(kind, 16 * panels, 256 * superblocks, seed)
+    one, numbers = matrix(kind, 16 * panels, QUANTIZED[kind].block * blocks, seed)
     x, bias = random(rows, numbers.shape[1], seed=seed + 1), random(len(numbers), seed=2)
     packed = gguf_weights.pack([one])
     found = [product(kernels, x, packed, bias) for kernels in built().values()]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.target import LinearShard
-from mmserve.model_backend.platforms.cpu.linear import packing, quantization
+from mmserve.model_backend.platforms.cpu.linear import gguf_weights, packing, quantization
 from mmserve.model_backend.platforms.cpu.linear.packing import (
     Int4Linear,
     Int8Linear,
@@ -100,24 +100,23 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(rows: int, make: MakeMetho
 
 
 @needs_compiler
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int4"])
 def test_rows_are_looked_up_in_packed_weights(form: str) -> None:
     weight, indices = random(64, 96), torch.tensor([63, 0, 17, 17, 5] * 90)
     if form == "bfloat16":
         weight = weight.bfloat16().float()
-    method = loaded(Int8Linear if form == "int8" else KernelLinear, weight)
-    expected = dequantized(weight, form) if form == "int8" else weight
+    method = loaded({"int8": Int8Linear, "int4": Int4Linear}.get(form, KernelLinear), weight)
+    expected = dequantized(weight, form) if form.startswith("int") else weight
     assert torch.equal(method.rows(indices), expected[indices])
     assert method.rows(indices[:0]).shape == (0, 96)
 
 
-@pytest.mark.parametrize("quantize", [quantization.to_int8, quantization.to_int4])
-def test_quantizing_in_parts_changes_nothing(
-    quantize: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", [quantization.INT8, quantization.INT4])
+def test_quantizing_in_parts_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random(80, 64)
-    monkeypatch.setattr(packing, "_QUANTIZED_AT_ONCE", 32 * 64)
-    assert torch.equal(packing._quantized(weight, quantize), quantize(weight))
+    whole = gguf_weights.pack([(kind, weight)], quantization.rounded)
+    monkeypatch.setattr(gguf_weights, "_AT_ONCE", 32 * 64)
+    assert torch.equal(gguf_weights.pack([(kind, weight)], quantization.rounded), whole)
 
 
 @needs_compiler
@@ -218,7 +217,7 @@ def test_each_quantization_and_shape_gets_its_method() -> None:
     assert type(platform.linear_method("none", divisible)) is KernelLinear
     assert type(platform.linear_method("int8", divisible)) is Int8Linear
     assert type(platform.linear_method("int4", divisible)) is Int4Linear
-    assert type(platform.embedding_method("int4", divisible)) is Int8Linear, "rows of int4 cannot be looked up"
+    assert type(platform.embedding_method("int4", divisible)) is Int8Linear, "it is often the head too"
     assert type(platform.linear_method("none", odd)) is KernelLinear
     assert type(platform.embedding_method("none", odd)) is KernelLinear
     with pytest.raises(StartupError, match="not 12 and 24"):

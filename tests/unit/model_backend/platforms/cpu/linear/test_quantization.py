@@ -46,11 +46,26 @@ def expected(model: Any, form: str) -> list[list[int]]:
 
 
 def generated(model: Any, ids: torch.Tensor) -> list[int]:
+    """As far as no two tokens are about equally likely: the kernels round inputs to 16 bits."""
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=-1
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=NUM_TOKENS,
+        eos_token_id=-1,
+        output_logits=True,
+        return_dict_in_generate=True,
     )
-    found: list[int] = out[0, ids.shape[1] :].tolist()
+    first, second = torch.cat(out.logits).topk(2).values.T
+    sure = int((first - second > 1e-3).long().cumprod(0).sum())
+    found: list[int] = out.sequences[0, ids.shape[1] :][:sure].tolist()
     return found
+
+
+def same(written: list[list[int]], sure: list[list[int]]) -> bool:
+    """True if all that is sure, most of the tokens, was written."""
+    assert sum(map(len, sure)) > len(PROMPTS) * NUM_TOKENS / 2
+    return [tokens[: len(each)] for tokens, each in zip(written, sure, strict=True)] == sure
 
 
 def written(directory: Path, form: Any) -> list[list[int]]:
@@ -66,14 +81,14 @@ def written(directory: Path, form: Any) -> list[list[int]]:
 def test_tokens_equal_transformers_with_the_rounded_weights(tmp_path: Path, family: str, form: Any) -> None:
     directory = make_text(tmp_path, family, tie_word_embeddings=True, **(SHAPE | CHANGES.get(family, {})))
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    assert written(directory, form) == expected(model, form)
+    assert same(written(directory, form), expected(model, form))
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_the_text_behind_a_tower(tmp_path: Path, form: Any) -> None:
     directory = make_llava(tmp_path, text=SHAPE | {"tie_word_embeddings": True})
     model = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
-    assert written(directory, form) == expected(model, form)
+    assert same(written(directory, form), expected(model, form))
 
 
 @pytest.mark.parametrize("family", QUANTIZABLE)
@@ -82,7 +97,7 @@ def test_the_text_behind_each_tower(tmp_path: Path, family: str) -> None:
     directory = QUANTIZABLE[family](tmp_path / "whole")
     rounded = round_text(directory, tmp_path / "rounded", "int4")
     model = transformers.AutoModelForImageTextToText.from_pretrained(rounded, dtype=torch.float32)
-    assert written(directory, "int4") == [generated(model, torch.tensor([prompt])) for prompt in PROMPTS]
+    assert same(written(directory, "int4"), [generated(model, torch.tensor([prompt])) for prompt in PROMPTS])
 
 
 def test_layers_of_other_sizes_are_refused(tmp_path: Path) -> None:

@@ -29,12 +29,8 @@ def grouped(weight: torch.Tensor) -> tuple[torch.Tensor, int]:
     return grouped_weights.pack(matrix), grouped_weights.format_of(matrix)
 
 
-def q8_0(weight: torch.Tensor) -> tuple[torch.Tensor, int]:
-    blocks = torch.randint(256, (len(weight), INPUTS // 32, 34), generator=torch.Generator().manual_seed(4)).to(
-        torch.uint8
-    )
-    blocks[..., 1] &= 0x1F  # scales are small numbers
-    return gguf_weights.pack([("Q8_0", blocks.flatten(1))]), gguf_weights.FORMAT
+def rounded(kind: str, weight: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return gguf_weights.pack([(kind, weight)], quantization.rounded), gguf_weights.FORMAT
 
 
 def plain(packed: torch.Tensor, *, rounds: bool = False) -> tuple[torch.Tensor, int]:
@@ -46,10 +42,9 @@ PACKED: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, int]]] = {
     "bfloat16": lambda weight: plain(pack_short(weight.bfloat16())),
     "rounded": lambda weight: plain(pack_short(weight.bfloat16()), rounds=True),
     "tiled": lambda weight: (pack_short(weight.bfloat16()), TILED),
-    "int8": lambda weight: plain(quantization.to_int8(weight)),
-    "int4": lambda weight: plain(quantization.to_int4(weight)),
+    "int8": lambda weight: rounded(quantization.INT8, weight),
+    "int4": lambda weight: rounded(quantization.INT4, weight),
     "checkpoint's 8 bits": grouped,
-    "Q8_0 of a GGUF file": q8_0,
 }
 
 
