@@ -92,7 +92,7 @@ def test_without_a_message_a_receiver_waits_no_longer_than_it_was_told(receiver:
     assert receiver.drain(block=False) == receiver.drain(block=True, timeout_s=0.01) == []
 
 
-@pytest.mark.parametrize("data", [b"\0", b"no message", b"\x91" * 100_000])
+@pytest.mark.parametrize("data", [b"\0", b"no message", b"\x91" * 100_000], ids=["short", "packet", "file"])
 def test_what_does_not_decode_breaks_the_link(
     receiver: LockstepReceiver[TokenReply], sender: LockstepSender[TokenReply], data: bytes
 ) -> None:
