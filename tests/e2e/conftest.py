@@ -47,7 +47,7 @@ def restarting_stack(_restarting_server: Stack) -> Iterator[Stack]:
     """
     titles = _restarting_server.titles()
     yield _restarting_server
-    until(lambda: _restarting_server.answers and _restarting_server.titles() == titles, timeout_s=60)
+    until(lambda: _restarting_server.titles() == titles and _restarting_server.answers, timeout_s=60)
     _restarting_server.check_all_released()
 
 

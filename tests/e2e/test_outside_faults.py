@@ -66,7 +66,7 @@ def test_full_disks_keep_it_neither_from_starting_nor_from_replacing_dead_proces
                 (process,) = stack.processes(f"mmserve: {title}")
                 process.kill()
                 process.wait()
-                until(lambda: stack.answers and stack.titles() == titles, timeout_s=60)
+                until(lambda: stack.titles() == titles and stack.answers, timeout_s=60)
             assert [ask(client, messages) for messages in (TEXT, *PICTURES)] == before
     finally:
         with contextlib.suppress(OSError):

@@ -47,7 +47,7 @@ def test_every_stream_has_the_text_that_it_would_have_had(
     assert answers == expected
     psutil.wait_procs([process], timeout=30)
     assert not process.is_running()
-    until(lambda: server.answers and server.titles() == titles, timeout_s=60)
+    until(lambda: server.titles() == titles and server.answers, timeout_s=60)
     assert server.eventually("mm_leases", 0) == 0
 
 

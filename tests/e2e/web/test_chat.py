@@ -126,7 +126,7 @@ def test_a_question_waits_until_the_page_knows_the_servers_model(stack: Stack, o
 def _made_long(route: Route) -> None:
     """The packaged model is short: its answers go on to the limit."""
     body = json.loads(route.request.post_data or "")
-    route.continue_(post_data=json.dumps(body | {"ignore_eos": True, "max_completion_tokens": 400, "temperature": 0}))
+    route.continue_(post_data=json.dumps(body | {"ignore_eos": True, "max_completion_tokens": 1200, "temperature": 0}))
 
 
 def test_an_answer_goes_on_when_the_engine_is_killed(stack: Stack, open_page: OpenPage) -> None:
