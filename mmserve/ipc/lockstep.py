@@ -33,7 +33,7 @@ _BACKLOG = 64
 
 
 class BrokenLink(Exception):
-    """A message of a lockstep link does not decode, or is not the one that comes next. Both ends must restart."""
+    """A message of a lockstep link does not decode, or is not the expected one. Sender and receiver must restart."""
 
 
 class LockstepSender(Generic[T]):

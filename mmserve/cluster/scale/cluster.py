@@ -16,9 +16,8 @@ from mmserve.cluster.scale.ring import Ring
 from mmserve.cluster.scale.suspects import Suspects
 
 _SILENT_S = 2.0
-"""A replica that has said nothing for so long while others have is stopped or cut off, or soon says something again.
-Its connections may stay, and whoever asks it waits: without this, all clients would in the end. An idle one says
-something once a second."""
+"""Age of a replica's last report, beside the newest of all, from which on it counts as stopped or cut off. Its
+connections may stay open, so a client that is sent there would wait. An idle replica reports once a second."""
 _MUTE_S = 3.0
 """So long a busy replica keeps silent, if at all. It is asked whether it still answers."""
 

@@ -1,4 +1,4 @@
-"""The links of router and ranks on real sockets: order, long messages, ends that come, go and send nonsense."""
+"""Links of router and ranks on real sockets: order, long messages, senders that connect, end or send invalid bytes."""
 
 from __future__ import annotations
 
