@@ -133,7 +133,7 @@ def test_an_answer_goes_on_when_the_engine_is_killed(stack: Stack, open_page: Op
     page = open_page(stack.url)
     page.route("**/v1/chat/completions", _made_long)
     ask(page, "What can you do?")
-    expect(answers(page)).to_have_count(1)
+    expect(answers(page)).to_have_count(1, timeout=60_000)
     assert page.locator(".ending.failed").all_inner_texts() == []
     expect(answers(page).locator(".markdown")).to_have_text(re.compile(".{200}", re.DOTALL))
     undisturbed = answers(page).locator(".markdown").inner_text()
