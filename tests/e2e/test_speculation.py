@@ -98,10 +98,11 @@ def test_a_draft_model_that_is_right_and_fast_saves_steps(deep_and_first_layer: 
         for _ in range(_ROUNDS):
             drafted = _four_answers(server)
             assert drafted.texts == plain.texts
-            if drafted.steps < plain.steps - 10:
+            accepted = server.metric("accepted_draft_tokens_total")
+            if drafted.steps < plain.steps - 10 and accepted > 20:
                 break
         assert drafted.steps < plain.steps - 10
-        assert server.metric("accepted_draft_tokens_total") > 10
+        assert accepted > 20
 
 
 class _Answers(NamedTuple):
