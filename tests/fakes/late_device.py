@@ -7,7 +7,9 @@ or mixes it with one of the host, gets an error: on a GPU that would wait for al
 
 from __future__ import annotations
 
+import os
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -122,8 +124,20 @@ class LateDevice(TorchDispatchMode):
                 self._queue.popleft()()
 
     def compute_meanwhile(self) -> None:
-        """Compute what is queued in a thread of its own, as a GPU does while its host waits."""
-        threading.Thread(target=self.finish, daemon=True).start()
+        """Compute what is queued in a thread of its own, as a GPU does while its host waits.
+
+        An error ends the process, as torch's watchdog does when a collective of NCCL fails: the host may wait for a
+        result that never comes.
+        """
+
+        def compute() -> None:
+            try:
+                self.finish()
+            except Exception:  # noqa: BLE001 - the device ends with it
+                traceback.print_exc()
+                os._exit(1)
+
+        threading.Thread(target=compute, daemon=True).start()
 
     @property
     def num_queued(self) -> int:

@@ -201,6 +201,7 @@ def test_a_rank_that_ends_ends_the_other(directory: Path, tmp_path: Path) -> Non
         driver.add(0, [5, 6, 7])
         driver.step()
         ranks.processes[1].kill()
+        ranks.processes[1].join()  # or else it could answer once more, and the other would wait for a plan
         with pytest.raises((EOFError, ConnectionError)):
             driver.run(40)
         ranks.processes[0].join(30)
