@@ -19,7 +19,7 @@ SHOWN = {
     "httpserver/batch_store/store.py",  # "created_at", and how long a file or a batch is kept over restarts
     "cli/bench/command.py",  # when a run was made
     "httpserver/api/models.py",  # "created" of a model
-    "cluster/front/request.py",  # "created" of an answer
+    "cluster/front/request/forwarded.py",  # "created" of an answer
     "httpserver/call.py",
     "httpserver/api/openai/responses/compact.py",  # "created_at"
     "httpserver/api/openai/responses/events/fold.py",  # "completed_at"

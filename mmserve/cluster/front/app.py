@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.cluster.front.attempts import Attempts
-from mmserve.cluster.front.headers import forwarded_headers, key_of
-from mmserve.cluster.front.request import ForwardedRequest, Kept
-from mmserve.cluster.front.wants import Namer
+from mmserve.cluster.front.request.forwarded import ForwardedRequest, Kept
+from mmserve.cluster.front.request.headers import forwarded_headers, key_of
+from mmserve.cluster.front.request.wants import Namer
 from mmserve.cluster.scale.policy import Want
 from mmserve.httpserver.api.anthropic import errors as anthropic
 from mmserve.httpserver.api.errors import response_to

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import Send
 
-from mmserve.cluster.front.headers import Headers, is_stream, kept, said_of
 from mmserve.cluster.front.metrics import FrontMetrics
-from mmserve.cluster.front.progress import Progress
 from mmserve.cluster.front.replicas import Placement
-from mmserve.cluster.front.request import ForwardedRequest
+from mmserve.cluster.front.request.forwarded import ForwardedRequest
+from mmserve.cluster.front.request.headers import Headers, is_stream, kept, said_of
+from mmserve.cluster.front.request.progress import Progress
 from mmserve.cluster.front.turns import Turn, Turns
 from mmserve.cluster.front.upstream import ReplicaLost, Upstream, UpstreamAnswer
 from mmserve.messages.relay import RELAY_HEADER, Relay, sealed

@@ -17,9 +17,9 @@ from mmserve.cluster.front.attempts import Attempts
 from mmserve.cluster.front.metrics import FrontMetrics
 from mmserve.cluster.front.replicas import Placement, Replica, Replicas
 from mmserve.cluster.front.reports import ReportListener
+from mmserve.cluster.front.request.wants import Namer
 from mmserve.cluster.front.server_facts import ServerFacts
 from mmserve.cluster.front.silence import SilenceWatch
-from mmserve.cluster.front.wants import Namer
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
 from mmserve.httpserver.http.uvicorn_server import UvicornServer

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from mmserve.cluster.front.headers import Headers
+from mmserve.cluster.front.request.headers import Headers
 
 CONNECT_TIMEOUT_S = 1.0
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 2))

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-from mmserve.cluster.front.content import ContentNamer
+from mmserve.cluster.front.request.content import ContentNamer
 from mmserve.cluster.scale.policy import Want
 from mmserve.httpserver.media.split_media import MARK, split_media
 from mmserve.messages.relay import BEGINNING_NBYTES, NAME_NBYTES

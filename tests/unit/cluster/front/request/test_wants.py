@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.cluster.front.wants import Namer
+from mmserve.cluster.front.request.wants import Namer
 from mmserve.cluster.scale.policy import Want
 
 _BYTES = bytes(range(256)) * 60

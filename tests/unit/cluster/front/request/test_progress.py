@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.cluster.front.progress import Progress
+from mmserve.cluster.front.request.progress import Progress
 from mmserve.messages.relay import Sampled, SampledSoFar, comment
 
 _SAMPLED = [Sampled(number % 2, (number, 300_000), (b"\n\n\x00",)) for number in range(4)]

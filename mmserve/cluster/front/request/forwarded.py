@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from mmserve.cluster.front.headers import Headers
+from mmserve.cluster.front.request.headers import Headers
 from mmserve.cluster.scale.policy import Want
 from mmserve.httpserver.call import new_request_id
 from mmserve.runtime.byte_budget import ByteBudget
