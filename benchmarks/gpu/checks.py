@@ -2,6 +2,9 @@
 
 A check that does not end, or that ends the process, is the one the file calls ``running``. The parent then notes it as
 failed and starts the step again; checks that have a verdict are not repeated.
+
+Several processes may make a step's checks together, each its part; the checks that time something are then left to one
+process that comes after them.
 """
 
 from __future__ import annotations
@@ -45,23 +48,43 @@ class Settings(NamedTuple):
         return self.device == "cpu"
 
 
-class Checks:
-    """``path``: where verdicts are kept. ``limit_s``: of one check."""
+class Part(NamedTuple):
+    """Of a step's checks: every ``count``-th, from the one with this index on."""
 
-    def __init__(self, path: Path, limit_s: float) -> None:
-        self._path, self._limit_s = path, limit_s
+    index: int
+    count: int
+
+
+class Checks:
+    """``path``: where verdicts are kept. ``limit_s``: of one check. ``part``: None for all checks."""
+
+    def __init__(self, path: Path, limit_s: float, part: Part | None = None) -> None:
+        self._path, self._limit_s, self._part = path, limit_s, part
+        self._turn = 0
+        """Of the next check that is made by one of several processes."""
         self._done: list[dict[str, Any]] = read(path)["checks"]
         self._names = {check["name"] for check in self._done}
 
-    def run(self, name: str, check: Callable[[], Figures | None], limit_s: float | None = None) -> None:
+    def run(
+        self,
+        name: str,
+        check: Callable[[], Figures | None],
+        limit_s: float | None = None,
+        *,
+        alone: bool = False,
+        by_all: bool = False,
+    ) -> None:
         """Make the check, unless it has a verdict. It passes if it returns, and its figures are kept.
 
         It fails if it raises, and is skipped if a package is missing or it raises Skipped. Ends the process if the
-        device is lost.
+        device is lost. Of several processes one makes it; ``by_all``: each of them; ``alone``: none, because it times
+        something.
         """
         if name in self._names:
             return
         self._names.add(name)
+        if not (by_all or self._is_own(alone)):
+            return
         self._write(running=name)
         faulthandler.dump_traceback_later(limit_s or self._limit_s, exit=True)
         started_s = time.perf_counter()
@@ -85,6 +108,12 @@ class Checks:
         self._write(running=None)
         if lost:
             sys.exit(DEVICE_LOST)
+
+    def _is_own(self, alone: bool) -> bool:
+        if self._part is None or alone:
+            return self._part is None
+        turn, self._turn = self._turn, self._turn + 1
+        return turn % self._part.count == self._part.index
 
     def figures(self, name: str) -> Figures:
         """Of a check that has passed; empty if it has not."""

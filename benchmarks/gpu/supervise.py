@@ -1,4 +1,9 @@
-"""Runs a step in child processes until all its checks have verdicts or its time is over. No torch."""
+"""Runs a step in child processes until all its checks have verdicts or its time is over. No torch.
+
+Where a step has several processes, each first makes a part of the checks. What passed there has its verdict; the
+process that comes after them makes the rest: what times something, what failed beside the others, and what they did
+not get to.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.gpu.checks import DEVICE_LOST, FAILED, TIMED_OUT, Settings, read, write
+from benchmarks.gpu.checks import DEVICE_LOST, FAILED, PASSED, SKIPPED, TIMED_OUT, Part, Settings, read, write
 from benchmarks.gpu.plan import Step
 
 _GRACE_S = 5.0
 """For a child to end its own children after SIGTERM."""
 _CHECK_SHARE = 0.6
 """Part of the time a step has left that one of its checks may take."""
+_TOGETHER_SHARE = 0.6
+"""Part of a step's time that several processes have together."""
 _ROOT = Path(__file__).parents[2]
 
 
@@ -31,6 +38,8 @@ def run_step(step: Step, settings: Settings, folder: Path, seconds: float) -> di
     path, log_path = folder / f"step-{step.number}.json", folder / f"step-{step.number}.log"
     started_s = time.monotonic()
     with log_path.open("a") as log:
+        if step.processes > 1 and not settings.small:
+            _together(step, settings, path, log, _TOGETHER_SHARE * seconds)
         reason = _until_done(step, settings, path, log, started_s + seconds)
     if reason.startswith("ended"):
         reason = f"{reason}: {_last_line(log_path)}"
@@ -56,6 +65,31 @@ def _until_done(step: Step, settings: Settings, path: Path, log: IO[str], end_s:
         _note(path, found, FAILED, f"no verdict within {limit_s:.0f} s, or {_said(status)}: see the log")
 
 
+def _together(step: Step, settings: Settings, path: Path, log: IO[str], seconds: float) -> None:
+    """The file gets what has passed or was skipped."""
+    end_s, count = time.monotonic() + seconds, min(step.processes, len(os.sched_getaffinity(0)))
+    own = [path.with_suffix(f".{index}.json") for index in range(count)]
+    with contextlib.ExitStack() as stack:
+        children = []
+        for index, file in enumerate(own):
+            command = _command(step, settings, file, seconds / 2, Part(index, count))
+            children.append(stack.enter_context(_group(command, log, threads=_threads(count))))
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, end_s - time.monotonic()))
+        for child in children:  # at once: each gets time to end its own children
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGTERM)
+    made = [check for file in own for check in read(file)["checks"] if check["verdict"] in (PASSED, SKIPPED)]
+    made.sort(key=lambda check: check["verdict"] == SKIPPED)  # where one was made by several
+    write(path, {"running": None, "checks": list({check["name"]: check for check in reversed(made)}.values())[::-1]})
+
+
+def _threads(count: int) -> int:
+    """Of each of so many processes."""
+    return max(1, len(os.sched_getaffinity(0)) // count)
+
+
 def _note(path: Path, found: dict[str, Any], verdict: str, reason: str) -> None:
     """A verdict for the check that was running, if one was."""
     if found["running"] is not None:
@@ -65,19 +99,25 @@ def _note(path: Path, found: dict[str, Any], verdict: str, reason: str) -> None:
 
 def _run_child(step: Step, settings: Settings, path: Path, log: IO[str], seconds: float, limit_s: float) -> int | None:
     """The exit status; None if the time was over."""
-    command = [sys.executable, "-m", "benchmarks.gpu.child", step.module, str(path), f"{limit_s:.1f}"]
-    with _group([*command, json.dumps(settings._asdict())], log) as child:
+    with _group(_command(step, settings, path, limit_s), log) as child:
         try:
             return child.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
 
 
+def _command(step: Step, settings: Settings, path: Path, limit_s: float, part: Part | None = None) -> list[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu.child", step.module, str(path), f"{limit_s:.1f}"]
+    return [*command, json.dumps(settings._asdict()), *map(str, part or ())]
+
+
 @contextlib.contextmanager
-def _group(command: list[str], log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own, of which none is left afterwards."""
+def _group(command: list[str], log: IO[str], threads: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own, of which none is left afterwards. ``threads``: that torch computes with."""
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     child = subprocess.Popen(
         command, cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )

@@ -20,6 +20,9 @@ def run(checks: Checks, settings: Settings) -> None:
         raise RuntimeError("nothing can be prepared")
     if "hang" in settings.only_families:
         _never_end(checks, folder)
+    if "together" in settings.only_families:
+        _together(checks, folder)
+        return
     checks.run("good", lambda: _count(folder))
     checks.run("wrong", _wrong)
     checks.run("skipped", _skipped)
@@ -39,6 +42,32 @@ def _never_end(checks: Checks, folder: Path) -> None:
         stays = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
         subprocess.Popen([sys.executable, "-c", stays], pass_fds=[lock.fileno()])
     checks.run("never", threading.Event().wait, limit_s=1000)
+
+
+def _together(checks: Checks, folder: Path) -> None:
+    """The process that makes a check is in a file of its name. Two of the checks pass only where they are made last."""
+    checks.run("by all", lambda: _trace(folder, "by all"), by_all=True)
+    for name in ("first", "second", "third"):
+        checks.run(name, lambda name=name: _trace(folder, name))  # type: ignore[misc]
+    checks.run("timed", lambda: _trace(folder, "timed"), alone=True)
+    checks.run("fails at first", lambda: _fail_once(folder, "fails at first"))
+    checks.run("ends at first", lambda: _fail_once(folder, "ends at first", status=3))
+    checks.run("behind it", lambda: _trace(folder, "behind it"))
+
+
+def _trace(folder: Path, name: str) -> Figures:
+    with (folder / name).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return {"process": os.getpid()}
+
+
+def _fail_once(folder: Path, name: str, status: int = 0) -> Figures:
+    again = (folder / name).exists()
+    found = _trace(folder, name)
+    if not again and status:
+        os._exit(status)
+    assert again, "the others have the device"
+    return found
 
 
 def _count(folder: Path) -> Figures:

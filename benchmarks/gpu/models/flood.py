@@ -70,8 +70,8 @@ class Flood:
 
 def main(settings: Settings, path: Path) -> None:
     """See the module's text."""
-    from benchmarks.gpu.models.engine import random_tower
     from benchmarks.gpu.models.shapes import SHAPES, SMALL
+    from benchmarks.gpu.models.weights import random_tower
     from mmserve.model_backend.platforms.device import platform_for
     from mmserve.model_backend.vision.interface import ViewTensors
     from mmserve.visualserver.batches.pace import Pace

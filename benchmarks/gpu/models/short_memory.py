@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.checks import Figures, Settings
-from benchmarks.gpu.models.engine import random_tower, spec_of
 from benchmarks.gpu.models.shapes import SHAPES, SMALL
+from benchmarks.gpu.models.weights import random_tower, spec_of
 from benchmarks.gpu.rates.device import device_of
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.media import Handle

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmserve.runtime.step_times import StepTimes
 
 _FP8, _IN_BLOCKS = ", FP8", ", FP8 in blocks"
-"""Behind a model's name: ``models.engine.Weights`` of its layers."""
+"""Behind a model's name: ``models.weights.Weights`` of its layers."""
 _MODELS = {
     "Llama-3.1-8B": ((1, 64, 8, 256), (8192, 1024)),
     "Llama-3.1-8B" + _FP8: ((1, 64), ()),
@@ -231,7 +231,7 @@ def _tower(models: _Models) -> Figures:
     """A batch of pictures of 640 x 480."""
     import torch
 
-    from benchmarks.gpu.models.engine import random_tower
+    from benchmarks.gpu.models.weights import random_tower
     from benchmarks.gpu.rates.ceilings import ceilings
     from benchmarks.gpu.rates.device import device_of
     from benchmarks.gpu.rates.timing import Timer

@@ -10,7 +10,7 @@ from benchmarks.gpu.rates.device import device_of, exact_float32
 
 
 def run(checks: Checks, settings: Settings) -> None:
-    checks.run("imports", lambda: _imports(settings))
+    checks.run("imports", lambda: _imports(settings), by_all=True)
     if not checks.figures("imports"):
         return
     from benchmarks.gpu.kernels import pictures, resize, sampling
@@ -24,9 +24,9 @@ def run(checks: Checks, settings: Settings) -> None:
             for case in kernel.cases(bench):
                 checks.run(f"{kernel.name}, {bench.name}, {case.name}", partial(compare, bench, case))
     for name, rows, vocab in sampling.names(settings):
-        checks.run(name, partial(sampling.compare, settings, rows, vocab))
+        checks.run(name, partial(sampling.compare, settings, rows, vocab), alone=True)
     for name, check in chain(pictures.checks(settings), resize.checks(settings)):
-        checks.run(name, check)
+        checks.run(name, check, alone=True)
 
 
 def _imports(settings: Settings) -> Figures:

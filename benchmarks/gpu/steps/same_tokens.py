@@ -32,7 +32,7 @@ _FIRST_ID, _LAST_ID = 40, 250
 
 
 def run(checks: Checks, settings: Settings) -> None:
-    checks.run("imports", lambda: _imports(settings))
+    checks.run("imports", lambda: _imports(settings), by_all=True)
     if not (found := checks.figures("imports")):
         return
     exact_float32()

@@ -77,6 +77,22 @@ def test_a_step_that_cannot_begin(tmp_path: Path) -> None:
     assert found["reason"].startswith("ended with exit status 1: RuntimeError: nothing can be prepared")
 
 
+def test_several_processes_make_a_step_and_one_what_they_leave(tmp_path: Path) -> None:
+    settings = Settings(earlier=str(tmp_path), only_families=("together",))
+    found = result_of(STEP, run_step(STEP._replace(processes=2), settings, tmp_path, 30))
+    assert (found["verdict"], found["reason"]) == ("pass", "8 of 8 checks passed")
+    made = {check["name"]: (tmp_path / check["name"]).read_text().split() for check in found["checks"]}
+    assert {name: len(made[name]) for name in made} == dict.fromkeys(made, 1) | {
+        "by all": 2,
+        "fails at first": 2,
+        "ends at first": 2,
+    }
+    last = made["timed"][0]
+    assert last not in made["by all"]
+    assert {name for name in made if last in made[name]} == {"timed", "fails at first", "ends at first"}
+    assert len({made[name][0] for name in ("first", "second")}) == 2, "each made a part"
+
+
 WITHOUT = """
 import sys
 
