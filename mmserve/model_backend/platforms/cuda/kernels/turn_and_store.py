@@ -8,7 +8,7 @@ import triton.language as tl
 from mmserve.model_backend.platforms.cuda.kernels.record import SLOTS, section
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def turn_and_store(
     heads,
     record,
