@@ -20,7 +20,8 @@ from mmserve.model_backend.layers.quantized.stored import StoredTensors, stored_
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
 from mmserve.model_backend.platforms.cuda.kernels.coded_product import coded_product
-from mmserve.runtime.errors import StartupError, shortened
+from mmserve.model_backend.platforms.cuda.trying import KERNEL_ERRORS, in_short
+from mmserve.runtime.errors import StartupError
 
 _BLOCKS = (128, 64, 32)
 """Inputs that are taken together, all of one group."""
@@ -137,9 +138,10 @@ def check_coded(device: torch.device, dtype: torch.dtype, *, float8: bool) -> No
     try:
         matrix = QuantizedMatrix(codes, scales, zeros, 32, 8 if float8 else 4, is_float8=float8)
         found = CodedWeights.of(matrix, device, "a test").product(x.to(device)).cpu().double()
-    except (RuntimeError, OSError, triton.TritonError) as error:
-        reason = shortened(" ".join(str(error).split()), 200)
-        raise StartupError(f"this GPU cannot compute a quantised checkpoint ({reason}): use --device cpu") from error
+    except KERNEL_ERRORS as error:
+        raise StartupError(
+            f"this GPU cannot compute a quantised checkpoint ({in_short(error)}): use --device cpu"
+        ) from error
     exact = x.double() @ weight.T
     if not (wrong := float((found - exact).norm() / exact.norm())) < _TOLERANCE:
         raise StartupError(

@@ -12,9 +12,9 @@ from PIL import Image
 from mmserve.model_backend.pictures.resize import PictureResize, TorchResize, Weights
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
 from mmserve.model_backend.platforms.cuda.kernels.resample import resample_columns, resample_lines
+from mmserve.model_backend.platforms.cuda.trying import problem_of
 from mmserve.model_backend.transfers import Transfers
 from mmserve.processors.pixels.coefficients import FILTERS
-from mmserve.runtime.errors import shortened
 
 _TILE = 1024
 """Bytes of a program."""
@@ -51,14 +51,14 @@ class TritonResize(TorchResize):
 def working_resize(transfers: Transfers) -> PictureResize | None:
     """The kernels if they give Pillow's bytes on this device. Else pictures are resized before they come here."""
     resize = TritonResize(transfers)
-    try:
-        problem = "" if all(_same_bytes(resize, transfers, resample) for resample in FILTERS) else "other bytes"
-    except (RuntimeError, OSError, triton.TritonError) as error:  # no compiler, a GPU that Triton does not know, ...
-        problem = f"{type(error).__name__}: {shortened(' '.join(str(error).split()), 200)}"
-    if not problem:
+    if not (problem := problem_of(lambda: _problem(resize, transfers))):
         return resize
-    logger.warning("pictures are resized by Pillow, because the kernel's self-test failed (%s)", problem)
+    logger.warning("pictures are resized by Pillow, not by the kernel: %s", problem)
     return None
+
+
+def _problem(resize: PictureResize, transfers: Transfers) -> str:
+    return "" if all(_same_bytes(resize, transfers, resample) for resample in FILTERS) else "other bytes"
 
 
 def _same_bytes(resize: PictureResize, transfers: Transfers, resample: Image.Resampling) -> bool:

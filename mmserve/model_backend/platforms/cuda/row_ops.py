@@ -15,8 +15,8 @@ import triton
 from mmserve.model_backend.layers.ops import Activation
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu, warps_of_row
 from mmserve.model_backend.platforms.cuda.kernels.rows import add_normed_rows, gate_rows, norm_rows, rotate_rows
+from mmserve.model_backend.platforms.cuda.trying import problem_of
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from mmserve.runtime.errors import shortened
 
 _COLUMNS, _HEADS = 1024, 8
 """Of a program."""
@@ -34,6 +34,10 @@ class RowOps(TorchOps):
     """See ``layers.ops.Ops``. ``tested``: names of methods whose kernels may be used."""
 
     tested: frozenset[str] = frozenset()
+
+    @property
+    def adds_in_norms(self) -> bool:
+        return "add_normed_" in self.tested
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if "rms_norm" not in self.tested or not fits(x):
@@ -123,14 +127,14 @@ def working_kernels(device: torch.device) -> frozenset[str]:
 
 
 def _works(name: str, ops: RowOps, device: torch.device) -> bool:
-    try:
-        differences = [_difference(_TRIALS[name], ops, device, dtype) / limit for dtype, limit in _TOLERANCES.items()]
-        problem = "" if all(found < 1 for found in differences) else f"results differ: {differences}"
-    except (RuntimeError, OSError, triton.TritonError) as error:  # no compiler, a GPU that Triton does not know, ...
-        problem = f"{type(error).__name__}: {shortened(' '.join(str(error).split()), 200)}"
-    if problem:
-        logger.warning("%s is computed by torch, because the kernel's self-test failed (%s)", name, problem)
+    if problem := problem_of(lambda: _problem(name, ops, device)):
+        logger.warning("%s is computed by torch, not by the kernel: %s", name, problem)
     return not problem
+
+
+def _problem(name: str, ops: RowOps, device: torch.device) -> str:
+    differences = [_difference(_TRIALS[name], ops, device, dtype) / limit for dtype, limit in _TOLERANCES.items()]
+    return "" if all(found < 1 for found in differences) else f"results differ: {differences}"
 
 
 Trial = Callable[[TorchOps, torch.Tensor], torch.Tensor]

@@ -6,13 +6,12 @@ import logging
 from collections.abc import Sequence
 
 import torch
-import triton
 
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
 from mmserve.model_backend.platforms.cuda.kernels.draw import choose_rows, draw_rows
+from mmserve.model_backend.platforms.cuda.trying import problem_of
 from mmserve.model_backend.platforms.sampling import GREEDY, NOT_FINITE, Draw, TorchSampling
 from mmserve.model_backend.transfers import Transfers
-from mmserve.runtime.errors import shortened
 
 _BLOCK, _WARPS = 1024, 8
 
@@ -54,14 +53,14 @@ class TritonSampling(TorchSampling):
 def working_sampling(transfers: Transfers) -> TorchSampling:
     """The kernel if it chooses torch's tokens on this device. The test also compiles each of its forms."""
     plain, kernel = TorchSampling(transfers), TritonSampling(transfers)
-    try:
-        problem = "" if all(_same_tokens(plain, kernel, transfers, **cuts) for cuts in _CUTS) else "its tokens differ"
-    except (RuntimeError, OSError, triton.TritonError) as error:  # no compiler, a GPU that Triton does not know, ...
-        problem = f"{type(error).__name__}: {shortened(' '.join(str(error).split()), 200)}"
-    if not problem:
+    if not (problem := problem_of(lambda: _problem(plain, kernel, transfers))):
         return kernel
-    logger.warning("tokens are drawn by torch, because the kernel's self-test failed (%s)", problem)
+    logger.warning("tokens are drawn by torch, not by the kernel: %s", problem)
     return plain
+
+
+def _problem(plain: TorchSampling, kernel: TorchSampling, transfers: Transfers) -> str:
+    return "" if all(_same_tokens(plain, kernel, transfers, **cuts) for cuts in _CUTS) else "its tokens differ"
 
 
 _CUTS: tuple[dict[str, float], ...] = ({"min_p": 0.1}, {"top_k": 9}, {"top_p": 0.8}, {"top_k": 900, "top_p": 0.99})

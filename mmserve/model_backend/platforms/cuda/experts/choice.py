@@ -6,14 +6,13 @@ import logging
 from functools import lru_cache, partial
 
 import torch
-import triton
 
 from mmserve.checkpoint.spec import MoeSpec
 from mmserve.model_backend.layers.grouped_experts import ExpertsShape, GroupedExperts
 from mmserve.model_backend.layers.moe import route
 from mmserve.model_backend.platforms.cuda.experts.grouped import StackedExperts, TritonExperts
+from mmserve.model_backend.platforms.cuda.trying import KERNEL_ERRORS, in_short
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from mmserve.runtime.errors import shortened
 
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of a result's relative error."""
@@ -43,8 +42,8 @@ def problem_with_experts(device: torch.device, dtype: torch.dtype) -> str:
         exact = residual.double().cpu() + exact_mixture(x, logits, gate_up, down, _TESTED)
         try:
             found = kernels.mixed(x, logits, gate_up, down, residual).double().cpu()
-        except (RuntimeError, OSError, triton.TritonError) as error:
-            return shortened(" ".join(str(error).split()), 200)
+        except KERNEL_ERRORS as error:
+            return in_short(error)
         if not (wrong := float((found - exact).norm() / exact.norm())) < _TOLERANCES[dtype]:
             return f"relative error {wrong:.2g}"
     return ""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
-import triton
 
 from mmserve.config.resolved.gpu_capability import ADA, HOPPER, in_words
 from mmserve.model_backend.layers.ops import Addend
@@ -17,8 +16,9 @@ from mmserve.model_backend.platforms.cuda.fp8.forms import BY_ROWS, Form
 from mmserve.model_backend.platforms.cuda.fp8.products import scales_of_weights
 from mmserve.model_backend.platforms.cuda.fp8.rows import FP8, GROUP, Rows, quantized, widened
 from mmserve.model_backend.platforms.cuda.row_ops import GATES
+from mmserve.model_backend.platforms.cuda.trying import KERNEL_ERRORS, in_short
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from mmserve.runtime.errors import StartupError, shortened
+from mmserve.runtime.errors import StartupError
 
 _TOLERANCE = 0.05
 """Of a product's relative error: three bits of mantissa on both sides."""
@@ -39,9 +39,8 @@ def problem_with_fp8(device: torch.device, dtype: torch.dtype, form: Form) -> st
             error_part = float((found[:_ROWS].cpu().double() - exact).norm() / exact.norm())
             if not error_part < _TOLERANCE:
                 return f"computes wrong {what} on this GPU (relative error {error_part:.2g})"
-    except (AttributeError, RuntimeError, ValueError, OSError, triton.TritonError) as error:
-        # Torch's own checks raise ValueError, an older one lacks the function.
-        return f"does not work on this GPU ({shortened(' '.join(str(error).split()), 200)})"
+    except KERNEL_ERRORS as error:
+        return f"does not work on this GPU ({in_short(error)})"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from importlib.util import find_spec
 from typing import Any
 
@@ -76,11 +77,20 @@ def no_compiler(*args: Any) -> None:
     raise RuntimeError("Failed to find C compiler.\nMore of it")
 
 
+def no_headers(*args: Any) -> None:
+    """As Triton raises it where the compiler does not find Python.h."""
+    raise subprocess.CalledProcessError(1, ["gcc", "main.c"])
+
+
 @needs_interpreter
 @pytest.mark.usefixtures("small_sizes")
 @pytest.mark.parametrize(
     ("mistake", "message"),
-    [(lambda *args: None, "results differ by"), (no_compiler, r"RuntimeError: Failed to .* More of it\)")],
+    [
+        (lambda *args: None, "results differ by"),
+        (no_compiler, r"RuntimeError: Failed to .* More of it\)"),
+        (no_headers, "CalledProcessError: .*gcc"),
+    ],
 )
 @pytest.mark.parametrize("part", ["_attend_in_splits", "_prefill"])
 def test_kernels_that_fail_their_test_are_not_used(
