@@ -7,7 +7,7 @@ looks numbers up. On a CPU numpy does that, ten times as fast as torch. Whole pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ _LEVELS = 256
 
 class PixelInputs:
     """``form``: of the family's image processor. ``dtype``: to which the tower rounds numbers. ``resize``: of a device
-    that gets pictures whole."""
+    that gets pictures whole, ``made_picture`` called behind the numbers of each."""
 
     def __init__(
         self,
@@ -36,8 +36,9 @@ class PixelInputs:
         transfers: Transfers,
         dtype: torch.dtype,
         resize: PictureResize | None = None,
+        made_picture: Callable[[], object] = lambda: None,
     ) -> None:
-        self._form, self._transfers, self._resize = form, transfers, resize
+        self._form, self._transfers, self._resize, self._made_picture = form, transfers, resize, made_picture
         if form is not None:
             channels, device = torch.arange(len(form.values), dtype=torch.int32), transfers.device
             self._table = torch.from_numpy(form.values).to(device, dtype).view(-1, 1)
@@ -49,11 +50,14 @@ class PixelInputs:
         """Of at least one picture. Does not wait for the device."""
         if self._form is None:
             return [ViewTensors(picture.pixels, picture.grids) for picture in pictures]
-        made = iter(self._sent([picture for picture in pictures if picture.plan is None]))
-        return [
-            ViewTensors(self._values(self._views(picture) if picture.plan else next(made), self._form), picture.grids)
-            for picture in pictures
-        ]
+        sent = iter(self._sent([picture for picture in pictures if picture.plan is None]))
+        made = []
+        for picture in pictures:
+            values = self._values(self._views(picture) if picture.plan else next(sent), self._form)
+            made.append(ViewTensors(values, picture.grids))
+            if picture.plan:
+                self._made_picture()
+        return made
 
     def _sent(self, pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         """Views on the device."""

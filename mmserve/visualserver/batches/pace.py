@@ -47,8 +47,15 @@ class Pace:
         """
         measured = layer_s / max(1, nbytes)
         self._layer_s_per_byte += (measured - self._layer_s_per_byte) * (_NEWEST if self._layer_s_per_byte else 1.0)
-        self._used_s += layer_s
-        if not last and self._used_s + layer_s <= self._share * step_s:
+        return self._rest_s(layer_s, step_s, last=last)
+
+    def rest_before_layers_s(self, seconds: float, step_s: float) -> float:
+        """As ``rest_s``, behind work of so long for one picture that no layer computes: resizing it."""
+        return self._rest_s(seconds, step_s, last=False)
+
+    def _rest_s(self, seconds: float, step_s: float, *, last: bool) -> float:
+        self._used_s += seconds
+        if not last and self._used_s + seconds <= self._share * step_s:
             return 0.0
         used_s, self._used_s = self._used_s, 0.0
         return min(max(_REST_STEPS * step_s, used_s / self._share - used_s), _MOST_REST_S)

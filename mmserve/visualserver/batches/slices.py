@@ -1,4 +1,5 @@
-"""Stops a vision tower between its layers while ranks compute on its card (``pace``)."""
+"""Stops a vision tower between its layers, and between pictures that are made for it, while ranks compute on its card
+(``pace``)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from torch import nn
 
@@ -35,7 +37,8 @@ class Slices:
         """Grows with every layer, also while the tower rests for longer than it computes."""
         self._nbytes = 0
         self._began_s: float | None = None
-        """When the layer began that is being computed, if ranks computed then."""
+        """When the layer or the picture began that is being computed, if ranks computed then."""
+        self._in_layers = False
         for layer in _layers(tower):
             layer.register_forward_pre_hook(self._before_layer)
 
@@ -47,24 +50,31 @@ class Slices:
     @contextmanager
     def call(self, nbytes: int) -> Iterator[None]:
         """One call of the tower for pictures of so many bytes, within the block."""
-        self._nbytes, self._began_s = nbytes, None
+        self._nbytes, self._in_layers = nbytes, False
+        self._began_s = None if self._step_s() is None else self._clock()
         yield
-        self._between(last=True)
+        self._between(partial(self._pace.rest_s, nbytes=nbytes, last=True))
+
+    def made_picture(self) -> None:
+        """Within ``call``, behind each picture that the device has to make before the first layer."""
+        self._between(self._pace.rest_before_layers_s)
 
     def _before_layer(self, *_: object) -> None:
-        self._between(last=False)
+        if self._in_layers:
+            self._between(partial(self._pace.rest_s, nbytes=self._nbytes))
+        else:
+            self._in_layers = True
+            self._between(self._pace.rest_before_layers_s)
 
-    def _between(self, *, last: bool) -> None:
+    def _between(self, rest_of: Callable[..., float]) -> None:
         self.num_layers += 1
         step_s = self._step_s()
         if step_s is None:
             self._began_s = None
             return
         self._wait()
-        if self._began_s is not None:
-            rest_s = self._pace.rest_s(self._clock() - self._began_s, self._nbytes, step_s, last=last)
-            if rest_s:
-                self._sleep(rest_s)
+        if self._began_s is not None and (rest_s := rest_of(self._clock() - self._began_s, step_s=step_s)):
+            self._sleep(rest_s)
         self._began_s = self._clock()
 
 

@@ -32,7 +32,8 @@ def computing_rows(
     """``form``: of the family's image processor. ``slices``: of a tower that shares its card with ranks. ``resize``:
     where the platform makes the views of whole pictures."""
     dtype = platform.layer_context(TpGroup()).dtype
-    inputs = PixelInputs(form, platform.transfers(), dtype, resize)
+    made_picture = (lambda: None) if slices is None else slices.made_picture
+    inputs = PixelInputs(form, platform.transfers(), dtype, resize, made_picture)
 
     def compute(pictures: Sequence[PixelTensors]) -> list[torch.Tensor]:
         return tower(inputs(pictures))

@@ -18,6 +18,8 @@ from mmserve.model_backend.vision.pixels import PixelInputs
 from mmserve.processors.interface import ImageProcessor, Views
 from mmserve.processors.pixels import view_plan
 from mmserve.processors.registry import processor_for
+from mmserve.visualserver.batches.pace import Pace
+from mmserve.visualserver.batches.slices import Slices
 from mmserve.visualserver.batches.towers import computing_rows
 from tests.fakes.image_processors import FAMILIES, family_processor, unusual_pictures
 from tests.fakes.late_device import LateDevice, LateTransfers
@@ -119,3 +121,17 @@ def test_rows_are_those_of_views_by_pillow(family: str, tmp_path: Path) -> None:
     expected = tower(read_by_tower(processor, [processor.views(each) for each in data]))
     for ours, pillows in zip(found, expected, strict=True):
         assert torch.equal(ours, pillows)
+
+
+def test_a_tower_on_a_ranks_card_can_rest_behind_each_picture_that_the_card_makes(tmp_path: Path) -> None:
+    model, platform = load(PICTURE_FAMILIES["llava"].make(tmp_path)), platform_for("cpu", "float32")
+    tower, processor = load_tower(model, platform, lambda done, total, unit: None), processor_for(model)
+    assert processor is not None
+    slices = Slices(tower, Pace(0.3), lambda: None, lambda: None)
+    rows_of = computing_rows(tower, processor.form, platform, slices, TorchResize(platform.transfers()))
+    data, stops = [png(1, 100, 60), png(2, 61, 44)], []
+    for views in ([processor.views(each) for each in data], [whole(processor, each) for each in data]):
+        before = slices.num_layers
+        rows_of([PixelTensors.of(each) for each in views])
+        stops.append(slices.num_layers - before)
+    assert stops[1] == stops[0] + len(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -25,8 +26,11 @@ class Tower(nn.Module):
     def forward(self) -> None:
         for layer in self.layers:
             layer(torch.zeros(1))
-            self.events.append("layer")
-            self.busy_until_s = max(self.now_s, self.busy_until_s) + self.seconds
+            self.launch("layer")
+
+    def launch(self, what: str) -> None:
+        self.events.append(what)
+        self.busy_until_s = max(self.now_s, self.busy_until_s) + self.seconds
 
     def wait(self) -> None:
         self.events.append("wait")
@@ -64,6 +68,32 @@ def test_a_layer_longer_than_a_slice_has_a_longer_rest() -> None:
     assert run(Tower(0.004), 0.004) == ["wait", *["layer", "wait", "rest 12 ms"] * 3]
 
 
+@pytest.mark.parametrize(("step_s", "rest"), [(0.008, ["rest 9 ms"]), (0.1, [])])
+def test_pictures_that_the_card_makes_are_in_slices_too(step_s: float, rest: list[str]) -> None:
+    tower = Tower(0.001)
+    limited = slices(tower, step_s)
+    with limited.call(100):
+        for _ in range(2):
+            tower.launch("picture")
+            limited.made_picture()
+        tower.events.append("layers")
+        tower()
+    assert tower.events[: tower.events.index("layers")] == ["picture", "wait", "picture", "wait", *rest]
+    assert limited.num_layers == 2 + 3 + 1
+
+
+def test_pictures_that_the_card_makes_do_not_change_what_a_layer_is_thought_to_take() -> None:
+    tower = Tower(0.001)
+    limited = slices(tower, 0.008)
+    for pictures in (0, 5):
+        with limited.call(100):
+            for _ in range(pictures):
+                tower.launch("picture")
+                limited.made_picture()
+            tower()
+        assert limited.num_pictures([60] * 9) == 3, "a layer takes 10 us a byte"
+
+
 class WithMergers(Tower):
     """A short merger behind the first layer, as in Qwen3-VL."""
 
@@ -85,7 +115,7 @@ def test_mergers_are_no_layers() -> None:
 
 
 def test_what_was_launched_before_steps_began_counts_for_no_layer() -> None:
-    tower, steps = Tower(0.001), [None, None, 0.004, 0.004]
+    tower, steps = Tower(0.001), [None, None, None, 0.004, 0.004]
     limited = Slices(tower, Pace(1 / 3), lambda: steps.pop(0), tower.wait, clock=lambda: tower.now_s, sleep=tower.sleep)
     with limited.call(100):
         tower()
