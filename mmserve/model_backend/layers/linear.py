@@ -113,6 +113,10 @@ class RowParallelLinear(LinearLayer):
         self.in_size = context.tp.share(in_size)
         self.method = context.linear_method(LinearShape.full(out_size, self.in_size, (self._name,)))
         self.bias = context.empty(out_size) if bias else None
+        self.adds_residual = self.method.adds_residual
+        """While it multiplies, or in a pass that no norm behind it would save."""
+        if context.tp.size > 1:  # only once the ranks have added up
+            self.adds_residual = not context.ops.adds_in_norms
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gated: GatedProduct | None = None

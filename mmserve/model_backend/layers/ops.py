@@ -53,6 +53,11 @@ class FeedForward(NamedTuple):
 class Ops(Protocol):
     """``platforms.reference.TorchOps`` defines the results; other implementations compute the same faster."""
 
+    @property
+    def adds_in_norms(self) -> bool:
+        """``add_normed_`` is one pass. Else what it adds has one of its own."""
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """[T, size]; statistics in float32. Weights may be float32 where x is not."""
         ...

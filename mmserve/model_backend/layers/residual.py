@@ -14,7 +14,8 @@ from mmserve.model_backend.layers.ops import Addend, GatedProduct
 class Residual:
     """Hidden states [T, hidden], which layers add to in place.
 
-    What a product does not add itself waits for the norm that reads the stream next, which adds it in its own launch.
+    What a product does not add itself, such as one that ranks have parts of, waits for the norm that reads the stream
+    next, which adds it in its own launch.
     """
 
     def __init__(self, hidden: torch.Tensor) -> None:
@@ -34,7 +35,7 @@ class Residual:
         self, linear: RowParallelLinear, x: torch.Tensor, *, after: RmsNorm | None, gated: GatedProduct | None = None
     ) -> None:
         """The product, or the norm ``after`` of it."""
-        if after is None and linear.method.adds_residual:
+        if after is None and linear.adds_residual:
             self._hidden = linear(x, self.settled(), gated)
         else:
             self.add(linear(x, None, gated), after)

@@ -32,6 +32,10 @@ _ACTIVATIONS: dict[str, Activation] = {
 class TorchOps:
     """See ``layers.ops.Ops``."""
 
+    @property
+    def adds_in_norms(self) -> bool:
+        return False
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.models.engine import fill
+from benchmarks.gpu.models.weights import fill
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.config.resolved.gpu_capability import HOPPER
@@ -105,13 +105,24 @@ def working(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded_linear, "check_coded", lambda device, dtype, float8: None)
 
 
-def decode_step(path: Path, kind: str, layers: int, scheme: QuantizationScheme | None, card: Card) -> Counter[str]:
+class Sums:
+    """Of a rank whose others have nothing to add. Not counted: NCCL's launches are not those of a layer."""
+
+    def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
+        assert op == "sum"
+
+
+def decode_step(
+    path: Path, kind: str, layers: int, scheme: QuantizationScheme | None, card: Card, ranks: int = 1
+) -> Counter[str]:
     """The launches of one, of two sequences."""
+    sums: Any = Sums()
+    tp = TpGroup() if ranks == 1 else TpGroup(0, ranks, sums, sums)
     config = SIZES | KINDS[kind] | {"num_hidden_layers": layers}
     (path / "config.json").write_text(json.dumps(config))
     spec = load(path, weights=False)
-    attention = card.attention(AttentionSpec.of(spec.text, TpGroup()), card.dtype)
-    decoder = family_of(spec.family).decoder(spec.text, attention, _context(card, scheme))
+    attention = card.attention(AttentionSpec.of(spec.text, tp), card.dtype)
+    decoder = family_of(spec.family).decoder(spec.text, attention, _context(card, scheme, tp))
     fill(decoder.targets(), decoder.modules(), torch.Generator())
     starts = np.full(BATCH, 40)
     tables, rows = np.arange(BATCH * 4).reshape(BATCH, 4), np.arange(BATCH)
@@ -122,8 +133,8 @@ def decode_step(path: Path, kind: str, layers: int, scheme: QuantizationScheme |
     return _counted(decoder, torch.zeros(BATCH, spec.text.hidden_size, dtype=card.dtype), cache, metadata)
 
 
-def _context(card: Card, scheme: QuantizationScheme | None) -> LayerContext:
-    context = card.layer_context(TpGroup())
+def _context(card: Card, scheme: QuantizationScheme | None, tp: TpGroup) -> LayerContext:
+    context = card.layer_context(tp)
     return context if scheme is None else replace(context, linear_method=partial(card.checkpoint_linear_method, scheme))
 
 
@@ -134,10 +145,12 @@ def _counted(decoder: DecoderModel, hidden: torch.Tensor, cache: torch.Tensor, m
     return counts
 
 
-def of_a_layer(path: Path, kind: str, scheme: QuantizationScheme | None, card: Card) -> tuple[int, dict[str, int]]:
+def of_a_layer(
+    path: Path, kind: str, scheme: QuantizationScheme | None, card: Card, ranks: int = 1
+) -> tuple[int, dict[str, int]]:
     """Products, and other launches by name: what a third layer adds to a step."""
-    found = decode_step(path, kind, 3, scheme, card)
-    found.subtract(decode_step(path, kind, 2, scheme, card))
+    found = decode_step(path, kind, 3, scheme, card, ranks)
+    found.subtract(decode_step(path, kind, 2, scheme, card, ranks))
     found = +found
     return sum(found.pop(name, 0) for name in PRODUCTS), dict(found)
 
@@ -167,6 +180,14 @@ def test_a_layer_has_four_products_and_so_many_small_launches(
 def test_a_layer_in_codes_has_its_sums_in_the_norms(tmp_path: Path) -> None:
     weights_alone = QuantizationScheme(method="FP8", layout="fp8", bits=8, per_tensor=True)
     assert of_a_layer(tmp_path, "Llama", weights_alone, Card(CPU, torch.bfloat16)) == (4, SUMMING)
+
+
+@pytest.mark.parametrize(("scheme", "small"), [(None, SUMMING), (FP8, ROUNDING)])
+def test_of_several_ranks_a_layer_has_no_launch_more(
+    tmp_path: Path, scheme: QuantizationScheme | None, small: dict[str, int]
+) -> None:
+    """But those that add up over the ranks: norms add what is then there to the residual."""
+    assert of_a_layer(tmp_path, "Llama", scheme, Card(CPU, torch.bfloat16), ranks=2) == (4, small)
 
 
 def test_launches_that_are_not_fused_are_noticed(tmp_path: Path) -> None:
