@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "grouped/grouped_weights.h"
 #include "linear/inputs.h"
@@ -26,7 +27,10 @@ using Vector = linear::Vector;
 
 constexpr int kVectors = kOutputs / tile::kLanes<Vector>;  // of a panel
 constexpr int kMostRows = linear::kMaxRows;
-constexpr int kFewRows = kMostRows / 2;  // take two panels at once: more sums that do not wait for each other
+constexpr int kFewRows = kMostRows / 2;  // take two panels at once, one row four: more sums that do not wait for each other
+
+template <int number>
+using constant = std::integral_constant<int, number>;
 
 struct Codes {
     static constexpr int64_t kNbytes = grouped::kGroup * kOutputs;
@@ -35,7 +39,11 @@ struct Codes {
 // 16 codes as numbers 2^-8 times as large: with its sign moved up, a code is the upper part of a number in half precision,
 // whose exponents are 8 more.
 inline void widen(const uint8_t* codes, Vector* to) {
+#if defined(__AVX2__)
+    const auto words = reinterpret_cast<i16x16>(_mm256_cvtepi8_epi16(tile::load<__m128i>(codes)));
+#else
     const auto words = __builtin_convertvector(tile::load<i8x16>(codes), i16x16);
+#endif
     const auto halves = words << 7 & static_cast<int16_t>(0xbfff);
 #if defined(__AVX512F__)
     to[0] = reinterpret_cast<Vector>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(halves)));
@@ -63,7 +71,7 @@ inline void widen(const uint8_t* codes, Vector* to) {
 // M rows of x, `stride` numbers apart, times P panels, which are panel_nbytes apart.
 template <int M, int P>
 inline void product(int64_t K, int64_t group_size, const float* x, int64_t stride, const uint8_t* panel,
-                    int64_t panel_nbytes, float* out, int64_t ldc, const tile::Epilogue& epilogue) {
+                    int64_t panel_nbytes, bool fetches, float* out, int64_t ldc, const tile::Epilogue& epilogue) {
     constexpr int64_t kLanes = tile::kLanes<Vector>;
     Vector totals[M][P * kVectors] = {};
     for (int64_t k = 0; k < K;) {
@@ -74,9 +82,9 @@ inline void product(int64_t K, int64_t group_size, const float* x, int64_t strid
         tile::Sums<Vector, M, P * kVectors> sums;
         for (const int64_t end = std::min(K, k + group_size); k < end; ++k, panel += kOutputs) {
             Vector weights[P * kVectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
-                __builtin_prefetch(panel + (p + P) * panel_nbytes, 0, 2);
+                if (fetches) __builtin_prefetch(panel + (p + P) * panel_nbytes, 0, 2);
                 widen(panel + p * panel_nbytes, weights + p * kVectors);
             }
             sums.add(x + k, stride, weights);
@@ -93,25 +101,27 @@ inline void run(const linear::Job& job, const uint8_t* weights) {
     const int64_t K = job.K, group_size = header->group_size;
     const uint8_t* panels = header->panels(K);
     const int64_t panel_nbytes = grouped::panel_nbytes<Codes>(K, group_size);
+    const bool fetches = job.ways.ahead_nbytes > 0;
     const linear::Rows<float> x = linear::unrounded(job);
-    linear::for_each_task(job, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
-        while (panel < end) {
-            const bool both = rows <= kFewRows && panel + 1 < end;
-            const uint8_t* from = panels + panel * panel_nbytes;
-            const tile::Epilogue epilogue = job.epilogue.at(panel * kOutputs);
-            linear::for_each_tile(row, rows, kMostRows, [&](int64_t first, int64_t count) {
-                float* out = job.out + first * job.N + panel * kOutputs;
-                const float* rows_of_x = x.at(first);
-                if (both)
-                    return tile::dispatch_rows<kFewRows>(count, [&](auto m) {
-                        product<m, 2>(K, group_size, rows_of_x, x.stride, from, panel_nbytes, out, job.N, epilogue);
+    linear::Job tasks = job;
+    if (job.M == 1) tasks.ways.task_outputs = std::max<int64_t>(job.ways.task_outputs, 4 * kOutputs);
+    linear::for_each_task(tasks, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
+        const auto multiply = [&](auto together, auto most_rows) {
+            for (; panel + together <= end; panel += together) {
+                const uint8_t* from = panels + panel * panel_nbytes;
+                const tile::Epilogue epilogue = job.epilogue.at(panel * kOutputs);
+                linear::for_each_tile(row, rows, most_rows, [&](int64_t first, int64_t count) {
+                    float* out = job.out + first * job.N + panel * kOutputs;
+                    tile::dispatch_rows<most_rows>(count, [&](auto m) {
+                        product<m, together>(K, group_size, x.at(first), x.stride, from, panel_nbytes, fetches, out, job.N,
+                                             epilogue);
                     });
-                tile::dispatch_rows<kMostRows>(count, [&](auto m) {
-                    product<m, 1>(K, group_size, rows_of_x, x.stride, from, panel_nbytes, out, job.N, epilogue);
                 });
-            });
-            panel += 1 + both;
-        }
+            }
+        };
+        if (rows == 1) multiply(constant<4>(), constant<1>());
+        if (rows <= kFewRows) multiply(constant<2>(), constant<kFewRows>());
+        multiply(constant<1>(), constant<kMostRows>());
     });
 }
 

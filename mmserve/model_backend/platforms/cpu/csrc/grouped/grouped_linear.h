@@ -41,7 +41,7 @@ template <int M, class Codes, class Group, int kNumDigits>
 inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, bool fetches, float* out, int64_t ldc,
                     const tile::Epilogue& epilogue) {
     constexpr int kParts = Group::kParts, kSteps = kOutputs / kTogether;
-    const int64_t next_panel = fetches ? panel_nbytes<Codes, Group>(x.K, group_size) : 0;
+    const int64_t next_panel = panel_nbytes<Codes, Group>(x.K, group_size);
     Floats totals[kSteps][M] = {};
     for (int64_t k = 0; k < x.K;) {
         const auto* group = reinterpret_cast<const Group*>(panel);
@@ -49,7 +49,7 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
         for (int step = 0; step < kSteps; ++step) zeros[step] = zeros_together(*group, step * kTogether);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
-            prefetch(panel + next_panel, Codes::kNbytes);
+            if (fetches) prefetch(panel + next_panel, Codes::kNbytes);
             const BlockScale* blocks = x.blocks + k / kGroup;
             for_each_part<kParts>([&](auto part) {
 #pragma GCC unroll 2
@@ -105,13 +105,13 @@ template <int M, class Codes, class Group, int kNumDigits>
 inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, bool fetches, float* out, int64_t ldc,
                     const tile::Epilogue& epilogue) {
     constexpr int kParts = Group::kParts;
-    const int64_t next_panel = fetches ? panel_nbytes<Codes, Group>(x.K, group_size) : 0;
+    const int64_t next_panel = panel_nbytes<Codes, Group>(x.K, group_size);
     f32x8 totals[M][2] = {};
     for (int64_t k = 0; k < x.K;) {
         const auto* group = reinterpret_cast<const Group*>(panel);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
-            prefetch(panel + next_panel, Codes::kNbytes);
+            if (fetches) prefetch(panel + next_panel, Codes::kNbytes);
             const BlockScale* blocks = x.blocks + k / kGroup;
             for_each_part<kParts>([&](auto part) {
                 i32x8 sums[M][2];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "tile.h"
 
@@ -16,9 +17,8 @@ namespace half_numbers {
 template <class V>
 struct OfLanes {
     static constexpr int kSize = tile::kLanes<V>;
-    typedef int8_t Signed __attribute__((vector_size(kSize)));
-    typedef uint8_t Bytes __attribute__((vector_size(kSize)));
     typedef uint16_t Halves __attribute__((vector_size(2 * kSize)));
+    typedef int16_t SignedHalves __attribute__((vector_size(2 * kSize)));
     typedef int32_t Words __attribute__((vector_size(4 * kSize)));
 };
 
@@ -48,18 +48,35 @@ inline V widen(const uint16_t* from) {
     return reinterpret_cast<V>(reinterpret_cast<Words>(magnitude) | sign);
 }
 
-template <class V>
-inline V from_bytes(const uint8_t* from) {
-    using Words = typename OfLanes<V>::Words;
-    return __builtin_convertvector(
-        __builtin_convertvector(tile::load<typename OfLanes<V>::Bytes>(from), Words), V);
+// GCC 12 would convert to numbers four times as long byte by byte, which made products of one row take up to twice as long.
+#if defined(__AVX512F__)
+inline __m512i words_from(const uint8_t* from, std::integral_constant<int, 16>) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
+inline __m512i words_from(const int8_t* from, std::integral_constant<int, 16>) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+#endif
+#if defined(__AVX2__)
+inline __m256i words_from(const uint8_t* from, std::integral_constant<int, 8>) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+}
+inline __m256i words_from(const int8_t* from, std::integral_constant<int, 8>) {
+    return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+}
+#else
+template <class Byte>
+inline typename OfLanes<tile::f32x8>::Words words_from(const Byte* from, std::integral_constant<int, 8>) {
+    typedef Byte Bytes __attribute__((vector_size(8)));
+    const auto halves = __builtin_convertvector(tile::load<Bytes>(from), OfLanes<tile::f32x8>::SignedHalves);
+    return __builtin_convertvector(halves, OfLanes<tile::f32x8>::Words);
+}
+#endif
 
-template <class V>
-inline V from_bytes(const int8_t* from) {
-    using Words = typename OfLanes<V>::Words;
-    return __builtin_convertvector(
-        __builtin_convertvector(tile::load<typename OfLanes<V>::Signed>(from), Words), V);
+template <class V, class Byte>
+inline V from_bytes(const Byte* from) {
+    const auto words = words_from(from, std::integral_constant<int, tile::kLanes<V>>());
+    return __builtin_convertvector(reinterpret_cast<typename OfLanes<V>::Words>(words), V);
 }
 
 }  // namespace half_numbers

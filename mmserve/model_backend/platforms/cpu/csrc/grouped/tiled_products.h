@@ -57,7 +57,7 @@ inline void tiled_product(TileRegisters<Group::kParts>& registers, int64_t group
                           const uint8_t* panel, bool fetches, int64_t count, float* out, int64_t ldc,
                           const tile::Epilogue& epilogue) {
     constexpr int kParts = Group::kParts;
-    const int64_t next_panel = fetches ? panel_nbytes<Codes, Group>(x.K, group_size) : 0, blocks_of_row = x.K / kGroup;
+    const int64_t next_panel = panel_nbytes<Codes, Group>(x.K, group_size), blocks_of_row = x.K / kGroup;
     alignas(64) int32_t sums[2][kTileRows][kOutputs];
     alignas(64) uint8_t bytes[kGroup * kOutputs];
     tile::f32x16 totals[kTileRows] = {};
@@ -66,7 +66,7 @@ inline void tiled_product(TileRegisters<Group::kParts>& registers, int64_t group
         const Integers zeros = zeros_together(*group, 0);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
-            prefetch(panel + next_panel, Codes::kNbytes);
+            if (fetches) prefetch(panel + next_panel, Codes::kNbytes);
             const BlockScale* blocks = x.blocks + k / kGroup;
             const uint8_t* weights = as_bytes<Codes>(panel, bytes);
             for (int part = 0; part < kParts; ++part) {
