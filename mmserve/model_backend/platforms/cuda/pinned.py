@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -15,18 +17,34 @@ _PORTABLE = 1
 logger = logging.getLogger(__name__)
 
 
-def pin(arena: Arena, device: torch.device) -> None:
-    """Register the whole arena (cudaHostRegister) for the life of this process. It takes a while: call it once.
+class PinnedArena:
+    """The whole arena, registered and mapped for as long as this lives. Registering takes a while: once a process.
+
+    Memory that is unmapped while it is registered leaves its addresses to the driver: a later arena at the same ones
+    could not be registered, and copies would read the memory that was there before.
 
     If the driver refuses, for instance because locked memory is limited, copies to ``device`` still work through the
     driver's own staging buffer.
     """
-    whole = torch.frombuffer(arena.mapping(), dtype=torch.uint8)
-    driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    error = int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), _PORTABLE))
-    if error:
-        _clear_last_error(device)
-        logger.warning("the arena could not be registered with the GPU's driver (error %d): copies are slower", error)
+
+    def __init__(self, arena: Arena, device: torch.device) -> None:
+        whole = torch.frombuffer(arena.mapping(), dtype=torch.uint8)
+        driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), _PORTABLE))
+        if error:
+            _clear_last_error(device)
+            logger.warning(
+                "the arena could not be registered with the GPU's driver (error %d): copies are slower", error
+            )
+        else:
+            # At the end of the process the driver lets go of it by itself.
+            weakref.finalize(self, _unregister, driver, whole, device).atexit = False
+
+
+def _unregister(driver: Any, whole: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # copies may be under way
+    driver.cudaHostUnregister(whole.data_ptr())
 
 
 def _clear_last_error(device: torch.device) -> None:

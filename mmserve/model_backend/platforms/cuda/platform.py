@@ -25,7 +25,7 @@ from mmserve.model_backend.platforms.cuda.attention.choice import Gpu, offers_tr
 from mmserve.model_backend.platforms.cuda.graphs.capture import CudaCapture
 from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
 from mmserve.model_backend.platforms.cuda.linear import ResidualLinear
-from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.platforms.cuda.pinned import PinnedArena
 from mmserve.model_backend.platforms.cuda.row_copies import CudaRowCopies
 from mmserve.model_backend.platforms.cuda.staged import staged_copies
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
@@ -196,6 +196,4 @@ class CudaPlatform(TorchPlatform):
         torch.cuda.set_device(self.device)
 
     def row_copies(self, arena: Arena | None) -> RowCopies:
-        if arena is not None:
-            pin(arena, self.device)
-        return CudaRowCopies(self.device)
+        return CudaRowCopies(self.device, None if arena is None else PinnedArena(arena, self.device))

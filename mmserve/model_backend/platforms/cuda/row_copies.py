@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
+from mmserve.model_backend.platforms.cuda.pinned import PinnedArena
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.transfers import HostCopy
 
 
 class CudaRowCopies:
-    """See ``model_backend.row_copies.RowCopies``."""
+    """See ``model_backend.row_copies.RowCopies``. ``arena``: where the rows outside the device are."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._transfers = device, CudaTransfers(device)
+    def __init__(self, device: torch.device, arena: PinnedArena | None = None) -> None:
+        self._device, self._transfers, self._arena = device, CudaTransfers(device), arena
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def read(self, rows: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], HostCopy]:

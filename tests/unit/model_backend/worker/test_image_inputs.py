@@ -15,7 +15,7 @@ from mmserve.ipc.arena import ALIGNMENT, Arena
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.platforms.cuda.pinned import PinnedArena
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.input_batch import InputBatch
@@ -136,18 +136,30 @@ def test_a_handle_that_becomes_stale_during_the_copy_fails_only_its_sequence(
     assert healthy.output == expected.output
 
 
-def test_a_gpu_rank_pins_the_whole_arena_once(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_rank_pins_the_whole_arena_once_and_keeps_its_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena.create(1 << 18)
     registered: list[tuple[int, int]] = []
 
     def register(address: int, nbytes: int, flags: int) -> int:
         registered.append((address, nbytes))
         return 0
 
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
-    pin(arena, CPU)
+    def unregister(address: int) -> None:
+        registered[:] = [each for each in registered if each[0] != address]
+
+    driver = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    pinned = PinnedArena(arena, CPU)
     mapping = torch.frombuffer(arena.mapping(), dtype=torch.uint8)
     assert registered == [(mapping.data_ptr(), mapping.numel())]
     assert mapping.numel() >= arena.nbytes
+    del mapping
+    arena.close()
+    with pytest.raises(BufferError):  # it is mapped as long as it is registered
+        arena._map.close()
+    del pinned
+    assert registered == []
+    arena._map.close()
 
 
 class _Refusing(TorchFunctionMode):
@@ -174,6 +186,6 @@ def test_a_refused_registration_is_a_warning_and_later_launches_work(
 ) -> None:
     with _Refusing() as runtime:
         monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-        pin(arena, CPU)
+        PinnedArena(arena, CPU)
         assert torch.ones(2).tolist() == [1.0, 1.0]
     assert "error 2" in caplog.text
