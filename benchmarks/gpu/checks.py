@@ -152,6 +152,17 @@ def _reason(error: Exception) -> str:
 
 
 def _device_lost(error: Exception) -> bool:
-    """After most errors of CUDA every later call fails, in this process alone."""
+    """After most errors of CUDA every later call fails, in this process alone. What launches a kernel may say so by an
+    error of its own, so the device is asked too."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(error, torch.AcceleratorError)
+    if torch is None:
+        return False
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

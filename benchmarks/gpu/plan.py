@@ -19,7 +19,7 @@ class Step(NamedTuple):
 
 
 _STEPS = "benchmarks.gpu.steps"
-_TOGETHER = 8
+_TOGETHER = 16
 STEPS = (
     Step(0, "environment", 20, f"{_STEPS}.environment"),
     Step(1, "ceilings", 25, f"{_STEPS}.ceilings"),
