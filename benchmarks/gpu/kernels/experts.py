@@ -23,7 +23,7 @@ class _Sizes(NamedTuple):
     top: int
 
 
-_FULL, _SMALL = _Sizes(2048, 768, 64, 8), _Sizes(64, 24, 8, 2)
+_FULL, _SMALL = _Sizes(1024, 512, 32, 4), _Sizes(64, 24, 8, 2)
 
 
 def mixture(bench: Bench) -> Iterator[Case]:

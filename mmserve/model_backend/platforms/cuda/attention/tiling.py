@@ -58,7 +58,7 @@ def tiling_of(spec: AttentionSpec, dtype: torch.dtype, shared_bytes: int) -> Att
     heads, wide = max(_MIN_PRODUCT_ROWS, padded(spec.group_size)), spec.head_dim > 128
     if dtype is torch.float32:
         rows = max(32, padded(spec.group_size))
-        return AttentionTiling(Tiling(heads, 16, 4, 2), Tiling(rows, 32, 8 if wide or rows > 32 else 4, 1))
+        return AttentionTiling(Tiling(heads, 16, 8 if wide else 4, 2), Tiling(rows, 16 if wide else 32, 8, 1))
     splits = Tiling(heads, 32 if wide else 64, 4, 3)
     if shared_bytes >= _HOPPER_SHARED_BYTES:
         return AttentionTiling(splits, Tiling(128, 32 if wide else 64, 8, 3))
@@ -67,4 +67,4 @@ def tiling_of(spec: AttentionSpec, dtype: torch.dtype, shared_bytes: int) -> Att
 
 def encoder_tiling(dtype: torch.dtype) -> Tiling:
     """Of a vision tower's attention, with heads of at most 128 numbers. ``Tiling.rows`` are those of one head."""
-    return Tiling(32, 32, 4, 1) if dtype is torch.float32 else Tiling(64, 64, 4, 3)
+    return Tiling(32, 32, 8, 1) if dtype is torch.float32 else Tiling(64, 64, 4, 3)

@@ -34,6 +34,8 @@ def attention(problem: Problem, num_programs: int = 3) -> TritonAttention:
         Problem((*CHUNKS, (30, 5)), group=7, dim=48, dtype=torch.float16),
         Problem(CHUNKS, dim=80, dtype=torch.bfloat16, block_tokens=32),
         Problem(((40, 1), (0, 9)), group=16, kv_heads=1),
+        Problem(((40, 1), (0, 18)), group=2, kv_heads=1, dim=128, dtype=torch.float16),
+        Problem(((40, 1), (0, 18)), group=2, kv_heads=1, dim=256, dtype=torch.bfloat16),
         Problem(CHUNKS, group=2, masks=(Mask(20),), soft_cap=0.7),
         Problem((*CHUNKS, (60, 4)), group=2, dim=32, dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn),
     ],

@@ -25,6 +25,7 @@ FOR_HOPPER: list[list[Any]] = [
     [HOPPER, *about]
     for about in (
         *(LLAMA, WIDE, LLAMA._replace(kv_dtype="float8_e4m3fn"), (ENCODER, 80, "bfloat16")),
+        *(LLAMA._replace(dtype="float32"), (ENCODER, 80, "float32")),
         *((ROWS, size, "bfloat16") for size in (4096, 16_384)),
         (DRAW,),
         (RESIZE,),
@@ -55,7 +56,8 @@ def kernels() -> list[dict[str, dict[str, Any]]]:
 
 
 def test_for_hopper_nothing_spills_and_tiles_are_read_ahead(kernels: list[dict[str, dict[str, Any]]]) -> None:
-    *cases, short_cache, tower, rows, long_rows, draw, resize = kernels[: len(FOR_HOPPER)]
+    *cases, short_cache, tower, exact, exact_tower, rows, long_rows, draw, resize = kernels[: len(FOR_HOPPER)]
+    assert not any(kernel["spilled_bytes"] for kernel in (*exact.values(), *exact_tower.values()))
     assert set(draw) == {"draw_rows", "choose_rows"}
     for kernel in draw.values():
         assert not kernel["spilled_bytes"]
