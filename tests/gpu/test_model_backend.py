@@ -17,7 +17,7 @@ from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.loader.load import load_tower
-from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.platforms.cuda.pinned import PinnedArena
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.sampling import TorchSampling
@@ -50,10 +50,15 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 def test_after_a_refused_registration_kernels_run(arena: Arena, caplog: pytest.LogCaptureFixture) -> None:
     device = torch.device("cuda", 0)
-    for _ in range(2):  # the second time, because the memory is registered already
-        pin(arena, device)
+    first = PinnedArena(arena, device)
+    assert not caplog.text
+    second = PinnedArena(arena, device)  # it is registered already
     assert "could not be registered" in caplog.text
     assert torch.ones(3, device=device).sum().item() == 3
+    del first, second
+    caplog.clear()
+    PinnedArena(arena, device)
+    assert not caplog.text, "it was unregistered"
 
 
 @pytest.mark.parametrize("chunk", [1000, 20])
