@@ -97,10 +97,13 @@ def serve(
     for the next result.
 
     With visual servers, new requests are received while a step is computed as well, so that these need not wait for it.
+    Where they share the ranks' cores, the next plan may have to wait a while (``Scheduler.pause_s``); replies never do.
     """
     done: _Done | None = None
+    pause_s = 0.0
     while True:
-        messages = inbox.take(block=scheduler.idle and done is None, timeout_s=INTERVAL_S)
+        waits = (scheduler.idle or pause_s > 0) and done is None
+        messages = inbox.take(block=waits, timeout_s=min(pause_s or INTERVAL_S, INTERVAL_S))
         replies = scheduler.take_replies()
         output.drop_dead(messages)
         for message in messages:
@@ -109,7 +112,8 @@ def serve(
             reports.received(messages)
         faults.pass_through()
         started_s = time.perf_counter()
-        while engine.num_in_flight < depth and (plan := scheduler.schedule()):
+        pause_s = scheduler.pause_s()
+        while not pause_s and engine.num_in_flight < depth and (plan := scheduler.schedule()):
             output.send_all(scheduler.take_starts())
             engine.send(plan)
             if feed is not None:
@@ -184,6 +188,7 @@ def _scheduler(
     deployment: Deployment, ready: RankReady, metrics: MetricsClient, listeners: Sequence[CacheListener] = ()
 ) -> Scheduler:
     """A scheduler for the KV cache that the ranks have allocated."""
+    has_vision = deployment.model.vision is not None
     config = SchedulerConfig(
         max_num_seqs=deployment.config.max_num_seqs,
         max_num_batched_tokens=deployment.config.max_num_batched_tokens,
@@ -193,6 +198,7 @@ def _scheduler(
         ngram_drafts=deployment.config.speculative == "ngram",
         draft_context=0 if deployment.draft is None else deployment.draft.text.max_position,
         draft_times=ready.draft,
+        shares_cores=deployment.device == "cpu" and has_vision and deployment.config.encoders is None,
     )
     scheduler = Scheduler(
         config,

@@ -25,6 +25,11 @@ class ImageRequests:
         messages, self._messages = self._messages, []
         return messages
 
+    @property
+    def awaits_any(self) -> bool:
+        """True if a visual server has been asked for images that are not encoded yet."""
+        return bool(self._unanswered)
+
     def awaits(self, sequence: Sequence) -> bool:
         """True if a visual server has been asked for images of the sequence that are not encoded yet."""
         return sequence in self._unanswered

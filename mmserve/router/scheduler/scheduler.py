@@ -24,6 +24,7 @@ from mmserve.messages.step import UNKNOWN_TIMES, DraftTimes, StepPlan, StepResul
 from mmserve.router.kv_cache.listener import CacheListener
 from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.scheduler.admission import Admission
+from mmserve.router.scheduler.decode_pause import DecodePause
 from mmserve.router.scheduler.image_requests import ImageRequests
 from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
 from mmserve.router.scheduler.requests import Clock, OutputBuffer, Record, RequestRegistry, RequestTimings
@@ -41,7 +42,7 @@ class SchedulerConfig:
     ``max_step_s``: see StepTimeModel. ``whole_images``: no chunk of a prompt ends inside an image.
     ``ngram_drafts``: steps compute and verify tokens that are likely to follow (speculation). ``draft_context``: so do
     those that the ranks' draft model proposes, for text of up to so many tokens; 0: they have none. ``draft_times``: of
-    it."""
+    it. ``shares_cores``: visual servers compute on the ranks' cores, see DecodePause."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -51,6 +52,7 @@ class SchedulerConfig:
     ngram_drafts: bool = False
     draft_context: int = 0
     draft_times: DraftTimes = UNKNOWN_TIMES
+    shares_cores: bool = False
 
 
 class Scheduler:
@@ -84,6 +86,9 @@ class Scheduler:
         self._admission = Admission(
             self._waiting, self._running, self.kv, self._images, lambda: step_times.own_step_tokens
         )
+        self._pause = None
+        if config.shares_cores:
+            self._pause = DecodePause(self._running, self._waiting, self._images, step_times, now)
         self._requests = RequestRegistry()
         self._replies = OutputBuffer(self._requests)
         self._timings = RequestTimings(now, record)
@@ -226,6 +231,10 @@ class Scheduler:
 
     # ---- planning
 
+    def pause_s(self) -> float:
+        """Seconds that ``schedule`` should not be called, unless a message arrives."""
+        return 0.0 if self._pause is None or self._results.in_flight else self._pause.seconds()
+
     def schedule(self) -> StepPlan | None:
         """Plans the next step. None: nothing to send, or not before the next result.
 
@@ -243,3 +252,5 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult) -> None:
         """Takes in the result of ``plan``, the oldest one in flight."""
         self._planner.observe(self._results.apply(plan, result), result)
+        if self._pause is not None:
+            self._pause.step_ended()

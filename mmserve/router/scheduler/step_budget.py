@@ -62,6 +62,11 @@ class StepTimeModel:
         self._token_s = 0.0
 
     @property
+    def decode_s(self) -> float:
+        """Seconds of a step without prompts. 0: unknown."""
+        return self._decode_s
+
+    @property
     def own_step_tokens(self) -> float:
         """Prompt tokens that are worth a step of their own, where they could wait for the next one. 0: unknown."""
         worth_s = max(_OWN_STEP_FACTOR * self._decode_s, _MIN_OWN_STEP_S)

@@ -168,6 +168,7 @@ class Engine:
         whole_images: bool = False,
         max_forced_tokens: int = 0,
         drafts: bool = False,
+        shares_cores: bool = False,
         listener: CacheListener | None = None,
     ) -> None:
         """``expects_short``: many short answers were observed, so long ones are underestimated and lead to preemption.
@@ -189,7 +190,10 @@ class Engine:
             max_forced_tokens,
         )
         self.scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, max_step_s, whole_images),
+            SchedulerConfig(
+                *(max_num_seqs, max_num_batched_tokens, max_model_len, max_step_s, whole_images),
+                shares_cores=shares_cores,
+            ),
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             now=lambda: self.clock_s,

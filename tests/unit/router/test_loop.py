@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,13 +10,17 @@ import pytest
 
 from mmserve.ipc.faults import NO_FAULTS
 from mmserve.messages.reply import TokenReply
-from mmserve.messages.request import EngineInbound
+from mmserve.messages.request import EncodeRequest, EngineInbound
 from mmserve.messages.step import StepPlan, StepResult
+from mmserve.monitoring.health.heartbeat import INTERVAL_S
 from mmserve.router.run import serve
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.rank import BLOCK_TOKENS, FakeRank
 from tests.fakes.samples import Samples
-from tests.unit.router.builders import abort, request
+from tests.unit.router.builders import abort, request, span
+
+TOKEN_S = 0.125
+"""What the rank reports for a step with one token."""
 
 
 class _Over(Exception):
@@ -27,12 +30,14 @@ class _Over(Exception):
 class Around:
     """What the loop talks to, in place of all its peers. ``events``: what it has done, in order.
 
-    ``messages``: those that are there at each of its first turns.
+    ``messages``: those that are there at each of its first turns. Its clock goes on while the loop waits for less than
+    a heartbeat; a longer wait is the end.
     """
 
     def __init__(self, messages: Sequence[Sequence[EngineInbound]]) -> None:
         self._messages = deque(messages)
-        self._rank = FakeRank(num_blocks=24, num_slots=4, max_tokens=64)
+        self.clock_s = 0.0
+        self._rank = FakeRank(num_blocks=24, num_slots=4, max_tokens=64, token_s=TOKEN_S)
         self._plans: deque[StepPlan] = deque()
         self.events: list[str] = []
         self.busy = True
@@ -42,8 +47,11 @@ class Around:
     def take(self, *, block: bool, timeout_s: float) -> Sequence[EngineInbound]:
         if self._messages:
             return self._messages.popleft()
-        if block:
+        if block and timeout_s >= INTERVAL_S:
             raise _Over
+        if block:
+            self.clock_s += timeout_s
+            self.events.append(f"pause of {timeout_s}")
         return ()
 
     def drop_dead(self, messages: Iterable[EngineInbound]) -> None:
@@ -51,8 +59,9 @@ class Around:
 
     def send_all(self, replies: Iterable[tuple[int, Any]]) -> None:
         for _, reply in replies:
-            assert isinstance(reply, TokenReply)
-            self.events.append(f"{reply.id} {reply.finish or 'token'}")
+            assert isinstance(reply, TokenReply | EncodeRequest)
+            said = reply.finish or "token" if isinstance(reply, TokenReply) else "asks for an image"
+            self.events.append(f"{reply.id} {said}")
 
     @property
     def num_in_flight(self) -> int:
@@ -76,8 +85,10 @@ def run(messages: Sequence[Sequence[EngineInbound]], depth: int) -> list[str]:
     around: Any = Around(messages)
     encoders: Any = Around([])
     metrics: Any = Samples()
-    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128)
-    scheduler = Scheduler(config, num_blocks=24, block_tokens=BLOCK_TOKENS, now=time.monotonic, record=metrics.add)
+    config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, shares_cores=True)
+    scheduler = Scheduler(
+        config, num_blocks=24, block_tokens=BLOCK_TOKENS, now=lambda: around.clock_s, record=metrics.add
+    )
     with pytest.raises(_Over):
         serve(around, scheduler, around, encoders, around, metrics, around, NO_FAULTS, depth)
     assert not around.busy, "a router that waits says so"
@@ -100,6 +111,17 @@ def test_an_abort_is_answered_after_the_results_of_all_plans_that_compute_its_se
     end = events.index("a abort")
     assert events[:end].count("result") >= events[:end].count("plan of 1") == depth + 1
     assert "plan of 1" not in events[end:]
+
+
+def test_replies_do_not_wait_while_decoding_pauses_for_an_image() -> None:
+    first = request("a", [*range(1000, 1004), 1], spans=(span(0, 4, 1),), max_tokens=3)
+    second = request("b", [*range(1100, 1104), 1], spans=(span(0, 4, 2, encoded=False),), max_tokens=3)
+    assert run([[first], [], [second]], depth=1) == [
+        *("plan of 1", "result"),
+        *("plan of 1", "a token", "result"),
+        *("a token", f"pause of {2 * TOKEN_S}", "plan of 1", "result"),
+        *("plan of 0", "a length", "result"),
+    ]
 
 
 def test_what_needs_no_step_is_answered_at_once() -> None:

@@ -33,8 +33,28 @@ def test_limits_of_the_scheduler_follow_their_options(monkeypatch: pytest.Monkey
         max_model_len=deployment.max_model_len,
         max_step_s=0.25,
         draft_times=draft,
+        shares_cores=True,
     )
     assert (options["num_blocks"], options["block_tokens"]) == (7, 16)
+
+
+@pytest.mark.parametrize(
+    ("shares", "options"),
+    [(True, {}), (False, {"vision": False}), (False, {"encoders": "127.0.0.1:8101"})],
+)
+def test_visual_servers_of_a_cpu_share_its_cores_unless_others_encode(
+    monkeypatch: pytest.MonkeyPatch, shares: bool, options: dict[str, Any]
+) -> None:
+    built: list[SchedulerConfig] = []
+
+    def build(config: SchedulerConfig, **others: Any) -> Scheduler:
+        built.append(config)
+        return Scheduler(config, **others)
+
+    monkeypatch.setattr(run, "Scheduler", build)
+    samples: Any = Samples()
+    run._scheduler(make_deployment("/nowhere", **options), RankReady(num_blocks=7, block_tokens=16), samples)
+    assert [config.shares_cores for config in built] == [shares]
 
 
 def test_the_first_prompt_is_cut_by_the_time_of_the_warm_up() -> None:
