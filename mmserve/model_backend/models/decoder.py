@@ -169,6 +169,8 @@ class Decoder(nn.Module):
             tp_size=tp.size,
             rotary=self._rotary,
             attention=self._backend,
+            norm=self.norm.weight,
+            head=self.head,
         )
 
     def targets(self) -> dict[str, Target | None]:

@@ -45,6 +45,9 @@ class DecoderWeights(NamedTuple):
     tp_size: int
     rotary: Rotary
     attention: AttentionBackend[Any]
+    norm: torch.Tensor
+    """[hidden], of the norm before the head."""
+    head: LinearLayer
 
 
 class DeepStackRows(NamedTuple):

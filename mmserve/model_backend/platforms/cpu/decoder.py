@@ -8,6 +8,7 @@ from ctypes import c_float, c_int64, c_void_p
 
 import torch
 
+from mmserve.model_backend.layers.rotary import Angles
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
 from mmserve.model_backend.platforms.cpu.linear.matrix import Matrix, address
@@ -59,7 +60,9 @@ class _Shape(ctypes.Structure):
     )
 
 
-class _Step(ctypes.Structure):
+class Step(ctypes.Structure):
+    """Keeps none of its tensors."""
+
     _fields_ = (
         *((name, c_void_p) for name in ("hidden", "cos", "sin", "kv")),
         *((name, c_void_p) for name in ("slot_mapping", "block_tables", "tiles", "logits_indices")),
@@ -79,14 +82,14 @@ class CompiledDecoder:
 
     def __init__(self, kernels: ctypes.CDLL, weights: DecoderWeights, *, rounds: bool = False) -> None:
         self._decode = kernels.mm_decoder
-        self._weights, self._rotary = weights, weights.rotary
-        self._layers = (_Layer * len(weights.layers))(*map(_Layer.of, weights.layers))
+        self._weights, self.rotary = weights, weights.rotary
+        self.layers = (_Layer * len(weights.layers))(*map(_Layer.of, weights.layers))
         heads, kv_heads, dim, *_ = weights.heads
-        sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self._rotary.size)
+        sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self.rotary.size)
         assert isinstance(weights.attention, PagedCpuAttention)
         activation = activation_number(weights.activation, rounds=rounds)
-        kinds = (self._rotary.adjacent, MAX_MLP_ROWS, activation, weights.attention.cache_format)
-        self._shape = ctypes.byref(_Shape(*sizes, *kinds, weights.eps, weights.heads.scale))
+        kinds = (self.rotary.adjacent, MAX_MLP_ROWS, activation, weights.attention.cache_format)
+        self.shape = ctypes.byref(_Shape(*sizes, *kinds, weights.eps, weights.heads.scale))
 
     def forward(
         self,
@@ -98,18 +101,36 @@ class CompiledDecoder:
         deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """See ``DecoderModel.forward``. Returns a view of ``hidden``."""
-        cos, sin = self._rotary.angles(positions)
-        tiles, block_tables, slot_mapping, image_ends = metadata
-        tensors = (hidden, cos, sin, kv_cache, slot_mapping, block_tables, tiles, logits_indices)
-        sizes = (len(hidden), len(tiles), len(logits_indices), block_tables.shape[1], kv_cache[0].nbytes)
-        step = _Step(*(tensor.data_ptr() for tensor in tensors), *sizes)
-        if image_ends is not None:
-            step.image_ends = image_ends.data_ptr()
+        angles = self.rotary.angles(positions)
+        step = step_of(hidden, angles, kv_cache, metadata, logits_indices)
         if deepstack is not None:
             step.added, step.added_rows = deepstack.values.data_ptr(), deepstack.rows.data_ptr()
             step.layers_with_added, step.num_added, _ = deepstack.values.shape
-        self._decode(self._layers, self._shape, ctypes.byref(step))
+        self._decode(self.layers, self.shape, ctypes.byref(step))
         return hidden[: len(logits_indices)]
+
+
+def step_of(
+    hidden: torch.Tensor,
+    angles: Angles,
+    kv_cache: torch.Tensor,
+    metadata: PagedCpuMetadata,
+    logits_indices: torch.Tensor,
+) -> Step:
+    """Without DeepStack."""
+    tiles, block_tables, slot_mapping, image_ends = metadata
+    tensors = (hidden, *angles, kv_cache, slot_mapping, block_tables, tiles, logits_indices)
+    sizes = (
+        len(hidden),
+        len(tiles),
+        len(logits_indices),
+        block_tables.shape[1],
+        kv_cache.stride(0) * kv_cache.itemsize,
+    )
+    step = Step(*(tensor.data_ptr() for tensor in tensors), *sizes)
+    if image_ends is not None:
+        step.image_ends = image_ends.data_ptr()
+    return step
 
 
 def compile_decoder(kernels: ctypes.CDLL, weights: DecoderWeights, *, rounds: bool = False) -> CompiledDecoder | None:

@@ -20,6 +20,7 @@ from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.cpu import memory
 from mmserve.model_backend.platforms.cpu import threads as kernel_threads
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
+from mmserve.model_backend.platforms.cpu.decode import compile_decodes
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.linear.checkpoint_linear import CheckpointLinear
 from mmserve.model_backend.platforms.cpu.linear.gguf_linear import GgufEmbedding, GgufLinear
@@ -37,6 +38,7 @@ from mmserve.model_backend.platforms.cpu.ops import KernelOps
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.cpu.ways.choose import choose_ways
+from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
@@ -123,6 +125,9 @@ class CpuPlatform(TorchPlatform):
         if self.kernels is not None and weights is not None:
             compiled = compile_decoder(self.kernels, weights, rounds=self._rounds)
         return compiled or super().executor(model, limits)
+
+    def decode_graphs(self, parts: GraphParts) -> DecodeGraphs | None:
+        return None if self.kernels is None else compile_decodes(self.kernels, parts, rounds=self._rounds)
 
     def sampling(self) -> TokenSampling:
         return super().sampling() if self.kernels is None else KernelSampling(self.kernels)

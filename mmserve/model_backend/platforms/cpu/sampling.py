@@ -28,8 +28,13 @@ class KernelSampling(TorchSampling):
         self._kernels.mm_ban(logits.data_ptr(), logits.stride(0), logits.shape[1], *banned)
 
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
-        numbers = torch.tensor([draw.numbers for draw in draws], dtype=torch.float64)
         chosen = torch.empty(len(logits), dtype=torch.int64)
-        addresses = (numbers.data_ptr(), may_ban, chosen.data_ptr())
+        addresses = (numbers_of(draws), may_ban, chosen.data_ptr())
         self._kernels.mm_sample(logits.data_ptr(), logits.stride(0), *logits.shape, *addresses)
         return chosen
+
+
+def numbers_of(draws: Sequence[Draw]) -> ctypes.Array[ctypes.c_double]:
+    """As the kernels take them."""
+    numbers = [number for draw in draws for number in draw.numbers]
+    return (ctypes.c_double * len(numbers))(*numbers)

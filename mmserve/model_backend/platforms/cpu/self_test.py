@@ -8,23 +8,21 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from msgspec.structs import replace
 
-from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
-from mmserve.model_backend.attention.interface import CAUSAL, AttentionInput, AttentionSpec, Mask, StepLimits
 from mmserve.model_backend.attention.sdpa import SdpaAttention
-from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.linear_method import LinearShape
 from mmserve.model_backend.layers.ops import Activation, FeedForward
-from mmserve.model_backend.layers.rotary import Rotary
-from mmserve.model_backend.models.decoder import Decoder
-from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
-from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
+from mmserve.model_backend.platforms.cpu.decoder_checks import (
+    BLOCK,
+    HEADS,
+    MASKS,
+    TOKENS,
+    prompt,
+    right_decode,
+    right_decoder,
+)
 from mmserve.model_backend.platforms.cpu.library import build, levels
 from mmserve.model_backend.platforms.cpu.linear import gguf_weights, quantization
 from mmserve.model_backend.platforms.cpu.linear.packed_weights import format_of, pack
@@ -38,11 +36,6 @@ from mmserve.runtime.errors import StartupError
 
 _ROUNDED_TOLERANCE = 1e-2
 """Relative to the largest result, for numbers that are rounded to bfloat16."""
-_WINDOW = 7
-_MASKS = (CAUSAL, Mask(window=_WINDOW), Mask(whole_images=True), Mask(window=_WINDOW, whole_images=True))
-_HEADS = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, masks=_MASKS)
-_HIDDEN = _HEADS.num_heads * _HEADS.head_dim
-_TOKENS, _BLOCK = 20, PagedCpuAttention.block_sizes[0]
 logger = logging.getLogger(__name__)
 
 
@@ -101,7 +94,7 @@ def _encoder_attention(kernels: ctypes.CDLL) -> bool:
 
 
 def _rotated(ops: TorchOps) -> torch.Tensor:
-    heads, angles = random(_TOKENS, 3, 16), random(_TOKENS, 8, seed=1)
+    heads, angles = random(TOKENS, 3, 16), random(TOKENS, 8, seed=1)
     ops.rotary_(heads[:, :2], angles.cos(), angles.sin())
     part = angles[:, :3].contiguous()
     ops.rotary_(heads[:, 1:], part.cos(), part.sin())
@@ -114,8 +107,8 @@ def _activated(function_of: Callable[[str], Activation]) -> torch.Tensor:
 
 
 def _added(ops: TorchOps) -> torch.Tensor:
-    sums = random(_TOKENS, 30)
-    ops.add_scaled_(sums, random(_TOKENS, 30, seed=1), random(30, seed=2))
+    sums = random(TOKENS, 30)
+    ops.add_scaled_(sums, random(TOKENS, 30, seed=1), random(30, seed=2))
     return sums
 
 
@@ -146,91 +139,30 @@ def _feed_forward(kernels: ctypes.CDLL) -> bool:
 
 
 def _head_norm(ops: TorchOps) -> torch.Tensor:
-    heads = random(_TOKENS, 3, 16)
+    heads = random(TOKENS, 3, 16)
     ops.head_norm_(heads[:, 1:], random(16, seed=1), 1e-5)
     return heads
 
 
 def _attention(kernels: ctypes.CDLL) -> bool:
-    exact = (PagedCpuAttention(kernels, _HEADS, dtype) for dtype in (torch.float32, torch.bfloat16))
-    rounded = PagedCpuAttention(kernels, _HEADS, torch.bfloat16, rounds=True)
+    exact = (PagedCpuAttention(kernels, HEADS, dtype) for dtype in (torch.float32, torch.bfloat16))
+    rounded = PagedCpuAttention(kernels, HEADS, torch.bfloat16, rounds=True)
     return all(map(_attends, exact)) and _attends(rounded, _ROUNDED_TOLERANCE)
 
 
 def _attends(kernel: PagedCpuAttention, tolerance: float = TOLERANCE) -> bool:
-    step, limits = _prompt()
-    qkv, results = random(_TOKENS, 2 * _HEADS.num_heads, _HEADS.head_dim), []
-    for backend in (kernel, SdpaAttention(_HEADS, torch.float32, torch.device("cpu"))):
-        cache = torch.zeros(backend.kv_shape(limits.max_blocks, _BLOCK), dtype=kernel.kv_dtype)
+    step, limits = prompt()
+    qkv, results = random(TOKENS, 2 * HEADS.num_heads, HEADS.head_dim), []
+    for backend in (kernel, SdpaAttention(HEADS, torch.float32, torch.device("cpu"))):
+        cache = torch.zeros(backend.kv_shape(limits.max_blocks, BLOCK), dtype=kernel.kv_dtype)
         heads = qkv.clone()
-        kv = heads[:, _HEADS.num_heads :].view(_TOKENS, 2, _HEADS.num_kv_heads, _HEADS.head_dim)
+        kv = heads[:, HEADS.num_heads :].view(TOKENS, 2, HEADS.num_kv_heads, HEADS.head_dim)
         metadata = backend.builder(limits).build(step)
-        q = heads[:, : _HEADS.num_heads]
-        outs = [backend.forward(q, kv, cache, metadata, mask) for mask in _MASKS]  # type: ignore[arg-type]
+        q = heads[:, : HEADS.num_heads]
+        outs = [backend.forward(q, kv, cache, metadata, mask) for mask in MASKS]  # type: ignore[arg-type]
         results.append((torch.stack(outs), cache))
     (found, found_cache), (expected, expected_cache) = results
     return close(found, expected, tolerance) and torch.equal(kernel.token_major(found_cache), expected_cache)
-
-
-def _decoder(kernels: ctypes.CDLL) -> bool:
-    """All layers in one call give the bits of the layers one by one, whose operations the other checks compare."""
-    backend = PagedCpuAttention(kernels, _HEADS)
-    model = _tiny_decoder(kernels, backend)
-    weights = model.decoder_weights()
-    if weights is None or (compiled := compile_decoder(kernels, weights)) is None:
-        return False
-    step, limits = _prompt()
-    metadata = backend.builder(limits).build(step)
-    positions, last = torch.arange(_TOKENS)[None], torch.tensor([_TOKENS - 1])
-    deepstack = DeepStackRows(torch.tensor([3, 0, _TOKENS - 1]), random(2, 3, _HIDDEN, seed=1))
-    results = []
-    for executor in (compiled, model):
-        cache = torch.zeros(len(weights.layers), *backend.kv_shape(limits.max_blocks, _BLOCK))
-        hidden = random(_TOKENS, _HIDDEN)
-        results.append((executor.forward(hidden, positions, cache, metadata, last, deepstack), cache))
-    (found, found_cache), (expected, expected_cache) = results
-    return torch.equal(found, expected) and torch.equal(found_cache, expected_cache)
-
-
-def _tiny_decoder(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Decoder:
-    near = Rope(fraction=0.5)
-    spec = TextSpec(
-        hidden_size=_HIDDEN,
-        intermediate_size=32,
-        layers=(
-            LayerSpec(rope=near),
-            LayerSpec(rope=None, window=_WINDOW, whole_images=True),
-            LayerSpec(rope=replace(near, theta=1e6)),
-        ),
-        num_heads=_HEADS.num_heads,
-        num_kv_heads=_HEADS.num_kv_heads,
-        head_dim=_HEADS.head_dim,
-        vocab_size=16,
-        max_position=_TOKENS,
-        rms_eps=1e-5,
-        qkv_bias=True,
-        qk_norm=True,
-    )
-    float32, device = torch.float32, torch.device("cpu")
-    make = partial(KernelLinear, kernels)
-    context = LayerContext(KernelOps(kernels), make, make, float32, device, TpGroup())
-    rotary = Rotary(spec.layers, spec.head_dim, float32, device)
-    model = Decoder(spec, backend, rotary, context=context)
-    finisher = LayerFinisher(model.modules())
-    for seed, (name, target) in enumerate(model.targets().items()):
-        if target is not None:
-            target.into.copy_(random(*target.into.shape, seed=seed) / 8)
-            finisher.loaded(name)
-    return model
-
-
-def _prompt() -> tuple[AttentionInput, StepLimits]:
-    """One sequence of ``_TOKENS`` with an image, in blocks that are not in order."""
-    tables, positions = np.array([[1, 0]]), np.arange(_TOKENS)
-    slot_mapping = tables[0, positions // _BLOCK] * _BLOCK + positions % _BLOCK
-    one, zero = np.array([_TOKENS]), np.array([0])
-    image_ends = np.where((positions >= 3) & (positions < 18), 18, positions + 1)
-    return AttentionInput(zero, zero, one, tables, slot_mapping, image_ends), StepLimits(_TOKENS, 1, 2, _BLOCK)
 
 
 def _sample(kernels: ctypes.CDLL) -> bool:
@@ -275,8 +207,9 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_attention": _attention,
     "mm_encoder_attention": _encoder_attention,
     "mm_feed_forward": _feed_forward,
-    "mm_decoder": _decoder,
+    "mm_decoder": right_decoder,
     "mm_sample": _sample,
+    "mm_decode": right_decode,
     "mm_finite": _finite,
     "mm_ban": _ban,
 }

@@ -290,12 +290,32 @@ struct Ops {
     }
 };
 
+// The end of a decode step.
+struct Output {
+    const float* norm;            // [hidden]: the last norm's weights
+    linear::Matrix head;
+    float* logits;                // [rows, head.out]
+    int64_t vocab;                // of the logits of a row so many are of tokens, the first
+    const sampling::Draw* draws;  // [rows], as in mm_sample; null: no tokens are chosen
+    int64_t* chosen;              // [rows]
+};
+
 }  // namespace
 
 extern "C" {
 
 void mm_decoder(const decoder::Layer* layers, const decoder::Shape* shape, const decoder::Step* step) {
     decoder::run<Ops>(layers, *shape, *step);
+}
+
+// The layers, and what follows them in the rows of logits_indices: see Output.
+void mm_decode(const decoder::Layer* layers, const decoder::Shape* shape, const decoder::Step* step,
+               const Output* output) {
+    decoder::run<Ops>(layers, *shape, *step);
+    const int64_t rows = step->num_logits, stride = output->head.out;
+    mm_rms_norm(step->hidden, output->norm, shape->eps, step->hidden, rows, shape->hidden);
+    Ops::multiply(output->head, step->hidden, output->logits, rows, false);
+    if (output->draws) mm_sample(output->logits, stride, rows, output->vocab, output->draws, 0, output->chosen);
 }
 
 // x: [rows, size], in place. See feed_forward::run.
