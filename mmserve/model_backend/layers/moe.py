@@ -71,6 +71,8 @@ class MoeMlp(nn.Module):
         self.experts = nn.ModuleList(
             Expert(spec, moe, index, grouped=self._grouped, context=context) for index in range(moe.num_experts)
         )
+        adds_up = self._grouped is not None and context.tp.size == 1
+        self._adds_residual = adds_up or not context.ops.adds_in_norms
 
     @property
     def is_capturable(self) -> bool:
@@ -106,7 +108,7 @@ class MoeMlp(nn.Module):
 
     def add_to(self, stream: Residual, norm: RmsNorm, after: RmsNorm | None) -> None:
         """The block's result of the stream's ``norm``, or the norm ``after`` of it."""
-        stream.add_block(self, norm, after)
+        stream.add_block(self, norm, after, adds_residual=self._adds_residual)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield from self.router.targets()

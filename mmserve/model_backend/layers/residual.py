@@ -41,11 +41,19 @@ class Residual:
             self.add(linear(x, None, gated), after)
 
     def add_block(
-        self, block: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor], norm: RmsNorm, after: RmsNorm | None
+        self,
+        block: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+        norm: RmsNorm,
+        after: RmsNorm | None,
+        *,
+        adds_residual: bool = True,
     ) -> None:
-        """What it makes of the stream's ``norm``, or the norm ``after`` of that. It adds to a residual it is given."""
+        """What it makes of the stream's ``norm``, or the norm ``after`` of that. It adds to a residual it is given.
+
+        ``adds_residual``: as ``RowParallelLinear`` has it.
+        """
         x = norm(self._hidden, self._taken())
-        if after is None:
+        if after is None and adds_residual:
             self._hidden = block(x, self._hidden)
         else:
             self.add(block(x, None), after)
