@@ -43,7 +43,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=500, help="tokens read in one piece")
     parser.add_argument("--sequences", type=int, default=16, help="side by side, for the second rate")
     parser.add_argument(
-        "--quantization", action="append", choices=get_args(Quantization), help="beside none; repeatable; default: all"
+        "--quantization",
+        action="append",
+        choices=get_args(Quantization),
+        help="beside none; repeatable; default: a CPU's",
     )
     parser.add_argument("--dtype", default="auto", help="of none")
     parser.add_argument("--json", metavar="PATH", help="write the rows")
@@ -57,9 +60,7 @@ def main() -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(locate(options.model) / "tokenizer.json"))
     ids = tokenizer.encode(text, add_special_tokens=False).ids[: options.tokens]
     windows = [ids[at : at + options.window] for at in range(0, len(ids), options.window)]
-    chosen = [
-        name for name in get_args(Quantization) if name in {PLAIN, *(options.quantization or get_args(Quantization))}
-    ]
+    chosen = [name for name in get_args(Quantization) if name in {PLAIN, *(options.quantization or LIMITS)}]
     engines = {name: _engine(name, options) for name in chosen}
     rows = measure(engines, [window for window in windows if len(window) > 1], options.sequences)
     limits = check_limits(rows)
