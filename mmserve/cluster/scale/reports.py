@@ -1,7 +1,8 @@
 """What a replica tells a front: what it holds, and how loaded it is. Structs only.
 
 Names are 64 bits that a front gives to pictures and to the beginnings of texts (``front/request/wants``). A replica
-learns them with the requests, so it reports only what fronts have sent, and what its caches have told it that they hold.
+learns them with the requests, so it reports only what fronts have sent, and what its caches have told it that they
+hold.
 """
 
 from __future__ import annotations
