@@ -1,7 +1,7 @@
 """The scheduler and ranks whose devices compute late, with random requests, arrivals, aborts and order of results.
 
 Every text is that of steps one after the other on a device that computes at once. A stop string ends a sequence as an
-abort does.
+abort does: its text is checked by ``tests/unit/router/scheduler/test_overlap.py``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mmserve.httpserver.output.answer_delta import AnswerDelta
+from mmserve.httpserver.output.detokenizer import Detokenizer
+from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.messages.sampling import SamplingParams
+from tests.fakes.http_services import byte_tokenizer
 from tests.fakes.rank import generate_alone
 from tests.unit.router.builders import Engine, abort, request
 
@@ -51,6 +55,32 @@ def test_the_token_in_flight_after_a_stop_token_is_discarded() -> None:
     assert engine.rank.num_tokens_computed == 40 + index + 1
     assert engine.scheduler.kv.num_used == 0
     assert not engine.rank.num_used_slots
+    engine.check_memory()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_stop_string_ends_the_text_whatever_is_in_flight(depth: int) -> None:
+    """The worker finds it in a reply and aborts the sequence. Tokens behind it are in no text and in no count."""
+    engine, tokenizer = Engine(depth=depth), byte_tokenizer()
+    whole, other = generate(engine, PROMPT, max_tokens=60), generate(engine, PROMPT[::-1], max_tokens=40)
+    stop = tokenizer.decode(whole[20:23])
+    shown, _, _ = tokenizer.decode(whole).partition(stop)
+    text, deltas = Detokenizer(Vocabulary(tokenizer), 0, (stop,)), list[AnswerDelta]()
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=60))
+    engine.scheduler.receive(request("b", PROMPT[::-1], max_tokens=40))
+    while not deltas or deltas[-1].finish is None:
+        engine.run_step()
+        deltas.append(text.push(engine.replies["a", 0][-1]))
+    assert len(engine.in_flight) == depth - 1
+    assert all(any(step.sample for step in plan.steps) for plan in engine.in_flight), "one more of its tokens"
+    engine.scheduler.receive(abort("a"))
+    engine.run()
+    assert (engine.finish("a"), engine.finish("b")) == ("abort", "length")
+    assert ("".join(delta.text for delta in deltas), deltas[-1].finish) == (shown, "stop")
+    assert sum(delta.num_tokens for delta in deltas) == len(shown) + 3
+    assert engine.output("a") == whole[: len(shown) + 3]
+    assert engine.output("b") == other
+    assert engine.scheduler.kv.num_used == 0
     engine.check_memory()
 
 
