@@ -2,8 +2,8 @@
 
 "shapes" are Qwen2.5-VL, Qwen3-VL, InternVL and SmolVLM with 0.16 billion parameters; a request has a JPEG of 640x480
 and 16 tokens (load W4). "large" are these, Gemma 3 and Mistral Small 3 with 0.5 billion, and half as many requests.
-"tiny" are the tests' checkpoints, one for each family of ``mmserve models``; they show what a request costs beside the
-model. All checkpoints are made here with random weights.
+"tiny" are the tests' checkpoints, one for each family of ``mmserve models`` and Pixtral's; they show what a request
+costs beside the model. All checkpoints are made here with random weights.
 
 With --vllm DIR (DIR/venv-vllm is its environment) vLLM then serves the same checkpoints. One that it does not load is
 named with the reason. "tower ms" and "decoding ms" are mmserve's own figures: time in the vision tower, and time of
@@ -37,7 +37,7 @@ from benchmarks.load.named import WORKLOADS
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload
 from benchmarks.peers.servers import OURS, PEERS, Capacity, Peer, Setup, started
-from mmserve.checkpoint.vision_families import FAMILIES
+from mmserve.checkpoint.registry import TEXT
 from mmserve.monitoring.metrics.names import PREFIX
 
 OF_VLLM = 1.3
@@ -81,7 +81,7 @@ _LARGE_LOAD = dataclasses.replace(WORKLOADS["W4"], requests=16)
 MODELS = (
     *(Model(name, "shapes", WORKLOADS["W4"], Capacity()) for name in _SMALL_SHAPES),
     *(Model(name, "large", _LARGE_LOAD, Capacity()) for name in SHAPES),
-    *(Model(name, "tiny", _PICTURE if name in FAMILIES else _TEXT, _TINY_CAPACITY) for name in TINY),
+    *(Model(name, "tiny", _TEXT if name in TEXT.values() else _PICTURE, _TINY_CAPACITY) for name in TINY),
 )
 
 

@@ -1,4 +1,4 @@
-"""The tiny checkpoints of the tests, one for each family of mmserve."""
+"""The tiny checkpoints of the tests, one for each family of mmserve, and Pixtral's, which is of LLaVA's."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def _vision(family: str) -> Make:
 
 _OTHERS: Mapping[str, Make] = {"llava": make_llava, "idefics3": make_idefics3, "internvl_chat": _internvl_chat}
 TINY: Mapping[str, Make] = {family: partial(make_text, family=family) for family in TEXT.values()} | {
-    family: _OTHERS.get(family) or _vision(family) for family, entry in FAMILIES.items() if entry.architectures
+    **{family: _OTHERS.get(family) or _vision(family) for family, entry in FAMILIES.items() if entry.architectures},
+    "pixtral": partial(make_vision, family="pixtral"),
 }
-"""By family."""
+"""By family. Pixtral-12B calls itself LLaVA, and has another tower and other views."""
