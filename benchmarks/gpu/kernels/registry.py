@@ -20,6 +20,7 @@ KERNELS = (
     Kernel("product with an FP8 checkpoint", coded.product_with_float8, ("bfloat16",)),
     Kernel("product with an FP8 checkpoint in blocks", coded.product_with_blocks, ("bfloat16",)),
     Kernel("norm in FP8", rounded.normed, ("bfloat16",)),
+    Kernel("attention in FP8", rounded.attended, ("bfloat16",)),
     Kernel("act_and_mul in FP8", rounded.gated, ("bfloat16",)),
     Kernel("encoder attention", ops.encoder_attention),
     Kernel("layer_norm", ops.layer_norm),

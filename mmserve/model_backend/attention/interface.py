@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -141,6 +141,17 @@ class MetadataBuilder(Protocol[M_co]):
     """Makes the metadata of a step. It may own static buffers, so its result is valid until the next call."""
 
     def build(self, step: AttentionInput) -> M_co: ...
+
+
+class AttentionStep(NamedTuple):
+    """One layer's arguments of ``AttentionBackend.forward``."""
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    layer_kv: torch.Tensor
+    metadata: Any
+    mask: Mask = CAUSAL
+    turn: HeadTurn = UNTURNED
 
 
 class AttentionBackend(Protocol[M]):

@@ -14,6 +14,7 @@ from mmserve.model_backend.attention.interface import (
     UNTURNED,
     AttentionBackend,
     AttentionSpec,
+    AttentionStep,
     HeadTurn,
     Mask,
     RopeRows,
@@ -22,6 +23,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.head_turn import turn_heads_
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.norm import RmsNorm
+from mmserve.model_backend.layers.ops import Attended
 from mmserve.model_backend.layers.rotary import Angles
 from mmserve.model_backend.layers.target import Target
 
@@ -56,8 +58,13 @@ class SelfAttention(nn.Module):
             "o_proj", spec.num_heads * dim, hidden, bias=spec.attention_out_bias, context=context
         )
 
-    def attend(self, qkv: torch.Tensor, angles: Angles, layer_kv: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """What ``qkv`` made -> [T, heads * dim], the input of ``out``. Stores K and V in ``layer_kv``."""
+    def attend(
+        self, qkv: torch.Tensor, angles: Angles, layer_kv: torch.Tensor, metadata: Any, *, complete: bool
+    ) -> Attended:
+        """What ``qkv`` made -> the input of ``out``. Stores K and V in ``layer_kv``.
+
+        ``complete``: its values are, so that some of the rows can go on alone.
+        """
         heads = qkv.view(len(qkv), self._heads + 2 * self._kv_heads, self._dim)
         q = heads[:, : self._heads]
         turn = self._turn(angles)
@@ -66,7 +73,10 @@ class SelfAttention(nn.Module):
             turn = UNTURNED
         # A row's K and V heads are adjacent, as the cache stores a token: one write for both.
         kv = heads[:, self._heads :].view(len(qkv), 2, self._kv_heads, self._dim)
-        return self._backend.forward(q, kv, layer_kv, metadata, self.mask, turn).flatten(1)
+        step = AttentionStep(q, kv, layer_kv, metadata, self.mask, turn)
+        if complete:
+            return Attended(self._backend.forward(*step).flatten(1))
+        return self._ops.attended(self._backend, step, self.out.method)
 
     def _turn(self, angles: Angles) -> HeadTurn:
         q_norm, k_norm = self.q_norm, self.k_norm

@@ -12,7 +12,7 @@ from torch import nn
 
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
-from mmserve.model_backend.layers.ops import GatedProduct
+from mmserve.model_backend.layers.ops import Multiply
 from mmserve.model_backend.layers.target import LinearShard, Target
 
 
@@ -119,13 +119,13 @@ class RowParallelLinear(LinearLayer):
             self.adds_residual = not context.ops.adds_in_norms
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, gated: GatedProduct | None = None
+        self, x: torch.Tensor, residual: torch.Tensor | None = None, multiply: Multiply | None = None
     ) -> torch.Tensor:
         """Returns ``residual``, to which the result was added in place; without one the result.
 
-        ``gated``: x is the gate and what it is multiplied with, [T, 2 * in / ranks].
+        ``multiply``: in place of the method's own ``apply``; x may then have another width.
         """
-        apply = self.method.apply if gated is None else partial(gated, self.method)
+        apply = self.method.apply if multiply is None else partial(multiply, self.method)
         if self._tp.size == 1:
             return apply(x, self.bias, residual)
         total = self._tp.sum(apply(x, None, None))

@@ -58,7 +58,7 @@ class GatedMlp(nn.Module):
     def add_to(self, stream: Residual, norm: RmsNorm, after: RmsNorm | None) -> None:
         """The block's result of the stream's ``norm``, or the norm ``after`` of it."""
         if self._max_rows is None or len(stream) <= self._max_rows:
-            stream.add_product(self.down, stream.product(norm, self.gate_up), after=after, gated=self._gated)
+            stream.add_product(self.down, stream.product(norm, self.gate_up), after=after, multiply=self._gated)
         else:
             stream.add_block(self, norm, after)
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionStep
 from mmserve.model_backend.layers.linear_method import LinearMethod
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-GatedProduct = Callable[[LinearMethod, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
-"""(method, x, bias, residual) -> ``method.apply`` of ``Ops.act_and_mul``'s result."""
+Multiply = Callable[[LinearMethod, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor]
+"""(method, x, bias, residual) -> ``method.apply`` of what it makes of x first."""
+
+
+class Attended(NamedTuple):
+    """What attention has made, for the product behind it."""
+
+    values: torch.Tensor
+    """[T, heads * dim]; complete without ``multiply`` alone."""
+    multiply: Multiply | None = None
+    """Completes the values. To be called before the next layer's attention."""
 
 
 class Product(Protocol):
@@ -106,8 +116,12 @@ class Ops(Protocol):
         """[T, 2 * size] -> act(first half) * second half, [T, size]. Raises StartupError for an unknown name."""
         ...
 
-    def gated_product(self, name: str) -> GatedProduct:
-        """Behind ``act_and_mul`` of that name."""
+    def attended(self, backend: AttentionBackend[Any], step: AttentionStep, method: LinearMethod) -> Attended:
+        """``backend.forward`` of the step, of which ``method`` will be the product."""
+        ...
+
+    def gated_product(self, name: str) -> Multiply:
+        """Of ``method.apply`` behind ``act_and_mul`` of that name."""
         ...
 
     def feed_forward_(self, x: torch.Tensor, block: FeedForward) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mmserve.model_backend.layers.norm import RmsNorm
-from mmserve.model_backend.layers.ops import Addend, GatedProduct
+from mmserve.model_backend.layers.ops import Addend, Multiply
 
 
 class Residual:
@@ -32,13 +32,13 @@ class Residual:
         self._addend, self._norm = Addend(x, None if norm is None else norm.weight), norm
 
     def add_product(
-        self, linear: RowParallelLinear, x: torch.Tensor, *, after: RmsNorm | None, gated: GatedProduct | None = None
+        self, linear: RowParallelLinear, x: torch.Tensor, *, after: RmsNorm | None, multiply: Multiply | None = None
     ) -> None:
         """The product, or the norm ``after`` of it."""
         if after is None and linear.adds_residual:
-            self._hidden = linear(x, self.settled(), gated)
+            self._hidden = linear(x, self.settled(), multiply)
         else:
-            self.add(linear(x, None, gated), after)
+            self.add(linear(x, None, multiply), after)
 
     def add_block(
         self,

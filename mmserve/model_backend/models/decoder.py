@@ -55,11 +55,12 @@ class DecoderLayer(nn.Module):
     ) -> None:
         """In the last layer only the rows ``logits_indices`` go on."""
         qkv = stream.product(self.attention_norm, self.attention.qkv)
-        attended = self.attention.attend(qkv, angles, layer_kv, metadata)
+        some = logits_indices is not None
+        values, multiply = self.attention.attend(qkv, angles, layer_kv, metadata, complete=some)
         if logits_indices is not None:
-            attended = attended[logits_indices]
+            values = values[logits_indices]
             stream.keep(logits_indices)
-        stream.add_product(self.attention.out, attended, after=self.after_attention_norm)
+        stream.add_product(self.attention.out, values, after=self.after_attention_norm, multiply=multiply)
         self.mlp.add_to(stream, self.mlp_norm, self.after_mlp_norm)
 
     def weights(self) -> DecoderLayerWeights | None:

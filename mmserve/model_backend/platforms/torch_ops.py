@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionStep
 from mmserve.model_backend.layers.linear_method import LinearMethod
-from mmserve.model_backend.layers.ops import Activation, Addend, FeedForward, GatedProduct, Product
+from mmserve.model_backend.layers.ops import Activation, Addend, Attended, FeedForward, Multiply, Product
 from mmserve.runtime.errors import StartupError
 
 
@@ -79,7 +81,10 @@ class TorchOps:
     def act_and_mul(self, name: str) -> Activation:
         return partial(_act_and_mul, self.activation(name))
 
-    def gated_product(self, name: str) -> GatedProduct:
+    def attended(self, backend: AttentionBackend[Any], step: AttentionStep, method: LinearMethod) -> Attended:
+        return Attended(backend.forward(*step).flatten(1))
+
+    def gated_product(self, name: str) -> Multiply:
         return partial(_gated_product, self.act_and_mul(name))
 
     def feed_forward_(self, x: torch.Tensor, block: FeedForward) -> None:

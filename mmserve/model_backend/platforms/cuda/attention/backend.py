@@ -15,8 +15,9 @@ from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu
 from mmserve.model_backend.platforms.cuda.attention.metadata import TritonMetadata, TritonMetadataBuilder
 from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling, padded
+from mmserve.model_backend.platforms.cuda.attention.unmerged import Unmerged
 from mmserve.model_backend.platforms.cuda.kernels.paged_prefill import prefill_tiles
-from mmserve.model_backend.platforms.cuda.kernels.paged_splits import attend_splits, merge_splits
+from mmserve.model_backend.platforms.cuda.kernels.paged_splits import attend_splits
 from mmserve.model_backend.platforms.cuda.kernels.turn_and_store import turn_and_store
 
 _LOG2_E = math.log2(math.e)
@@ -67,6 +68,18 @@ class TritonAttention:
         mask: Mask = CAUSAL,
         turn: HeadTurn = UNTURNED,
     ) -> torch.Tensor:
+        return self.unmerged(q, kv, layer_kv, metadata, mask, turn).merged()
+
+    def unmerged(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        layer_kv: torch.Tensor,
+        metadata: TritonMetadata,
+        mask: Mask = CAUSAL,
+        turn: HeadTurn = UNTURNED,
+    ) -> Unmerged:
+        """All of ``forward`` but its last launch."""
         with current_gpu(q):
             self._turn_and_store(q, kv, layer_kv, metadata, turn)
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -74,7 +87,8 @@ class TritonAttention:
                 self._attend_in_splits(q, layer_kv, metadata, mask, out)
             if metadata.num_tiles:
                 self._prefill(q, layer_kv, metadata, mask, out)
-            return out
+        merges = metadata.works[mask.window] + 1 if metadata.has_splits else None
+        return Unmerged(out, metadata.partials, metadata.record, merges, self._num_programs)
 
     def _turn_and_store(
         self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: TritonMetadata, turn: HeadTurn
@@ -110,23 +124,13 @@ class TritonAttention:
     def _attend_in_splits(
         self, q: torch.Tensor, layer_kv: torch.Tensor, metadata: TritonMetadata, mask: Mask, out: torch.Tensor
     ) -> None:
-        partials, items = metadata.partials, metadata.works[mask.window]
+        partials = metadata.partials
         attend_splits[(self._num_programs,)](
             **self._arguments(q, layer_kv, metadata, mask, out, self._tiling.splits),
             partial_totals=partials.totals,
             partial_weights=partials.weights,
             SPLIT_TOKENS=self._tiling.split_tokens,
-            ITEMS=items,
-        )
-        merge_splits[(self._num_programs,)](
-            partials.totals,
-            partials.weights,
-            metadata.record,
-            out,
-            HEADS=self._spec.num_heads,
-            DIM=self._spec.head_dim,
-            PADDED_DIM=padded(self._spec.head_dim),
-            MERGES=items + 1,
+            ITEMS=metadata.works[mask.window],
         )
 
     def _prefill(

@@ -14,6 +14,7 @@ from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTilin
 from mmserve.model_backend.platforms.cuda.attention.work import (
     Int32s,
     block_tables,
+    other_rows,
     prefill_tiles,
     row_tiles,
     short_chunks,
@@ -25,14 +26,19 @@ _FIRST_PARTIALS_NBYTES = 256 << 20
 _MOST_FIRST_INTS = 1 << 24
 """Of the first record."""
 _ITEM_INTS, _MERGE_INTS, _ROW_INTS = 7, 3, 8
-"""Numbers in the record of an item of splits, of a row's merge, and of a row or a block id otherwise, at most."""
+"""Numbers in the record of an item of splits, of a row that is merged or not, and of a row or a block id otherwise, at
+most."""
 
 
 class Partials:
-    """Where the results of splits wait for their merge. Shared by all layers. It grows as ``StepRecord`` does."""
+    """Where the results of splits wait for their merge. Shared by all layers. It grows as ``StepRecord`` does.
 
-    def __init__(self, num_heads: int, head_dim: int, device: torch.device) -> None:
+    ``heads_done``: int32 [max_rows], zeros between launches. See ``kernels.merge_rounded``.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, max_rows: int, device: torch.device) -> None:
         self._num_heads, self._head_dim, self._device = num_heads, head_dim, device
+        self.heads_done = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._allocate(1)
 
     def reserve(self, num_places: int) -> None:
@@ -55,7 +61,7 @@ class TritonMetadata:
     """Of prefill."""
     has_image_ends: bool
     works: Mapping[int | None, int]
-    """Window -> index of the section with its items of splits; their merges are in the next one."""
+    """Window -> index of the section with its items of splits. The next two have their merges, and the other rows."""
     partials: Partials
 
 
@@ -71,7 +77,7 @@ class TritonMetadataBuilder:
         tables = limits.max_seqs * limits.max_blocks
         num_ints = tables + of_windows + _ROW_INTS * (limits.max_tokens + limits.max_seqs)
         self._record = StepRecord(device, min(num_ints, _MOST_FIRST_INTS))
-        self._partials = Partials(spec.num_heads, spec.head_dim, device)
+        self._partials = Partials(spec.num_heads, spec.head_dim, limits.max_tokens, device)
         self._partials.reserve(min(splits, _FIRST_PARTIALS_NBYTES // (4 * spec.num_heads * (spec.head_dim + 2))) // 2)
 
     def build(self, step: AttentionInput) -> TritonMetadata:
@@ -85,7 +91,7 @@ class TritonMetadataBuilder:
         for window in self._windows:
             work = split_work(short_tiles, self._block_tokens, self._tiling.split_tokens, window)
             works[window] = len(sections)
-            sections += [work.items, work.merges]
+            sections += [work.items, work.merges, other_rows(step, work.merges)]
             self._partials.reserve(work.num_places)
         return TritonMetadata(
             record=self._record.write(sections),

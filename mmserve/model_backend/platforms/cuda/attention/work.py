@@ -99,6 +99,13 @@ def split_work(tiles: Int64s, block_tokens: int, split_tokens: int, window: int 
     return SplitWork(_columns(items), _columns(merges), int(num_places.sum()))
 
 
+def other_rows(step: AttentionInput, merges: Int32s) -> Int32s:
+    """The step's rows that are not merged."""
+    others = np.ones(int(step.counts.sum()), dtype=np.bool_)
+    others[merges[:, 0]] = False
+    return np.flatnonzero(others).astype(np.int32)
+
+
 def prefill_tiles(step: AttentionInput, tiles: Int64s) -> Int32s:
     """[n, 6], see ``kernels.paged_prefill``: of ``row_tiles``, those that read most first."""
     ends = tiles[:, 2] + tiles[:, 1]

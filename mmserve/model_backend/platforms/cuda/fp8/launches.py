@@ -1,4 +1,4 @@
-"""Norms and gates whose results are FP8 rows, in the launch that a 16-bit layer has for them too."""
+"""Norms, attention and gates whose results are FP8 rows, in the launch that a 16-bit layer has for them too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import triton
 
 from mmserve.model_backend.layers.ops import Addend
 from mmserve.model_backend.platforms.cuda.attention.launch import current_gpu, warps_of_row
-from mmserve.model_backend.platforms.cuda.fp8.rows import LARGEST, Rows, empty_rows
+from mmserve.model_backend.platforms.cuda.attention.tiling import padded
+from mmserve.model_backend.platforms.cuda.attention.unmerged import Unmerged
+from mmserve.model_backend.platforms.cuda.fp8.rows import LARGEST, Rows, empty_rows, quantized_in_one_launch
+from mmserve.model_backend.platforms.cuda.kernels.merge_rounded import merge_rounded_splits
 from mmserve.model_backend.platforms.cuda.kernels.quantize_rows import quantize_gated_rows, quantize_normed_rows
 
 _COLUMNS = 1024
@@ -29,6 +32,29 @@ def normed(hidden: torch.Tensor, weight: torch.Tensor, eps: float, addend: Adden
             NORM=addend_weight is not None,
             GROUP=group,
             LARGEST=LARGEST,
+            num_warps=warps_of_row(size),
+        )
+    return found
+
+
+def attended(unmerged: Unmerged, group: int | None) -> Rows:
+    """Of ``unmerged.merged()`` [rows, heads * dim], with the same bits as in two launches. At least one row."""
+    if unmerged.merges is None:
+        return quantized_in_one_launch(unmerged.out.flatten(1), group)
+    count, heads, dim = unmerged.out.shape
+    size, partials = heads * dim, unmerged.partials
+    found = empty_rows(count, size, group, unmerged.out.device)
+    with current_gpu(unmerged.out):
+        merge_rounded_splits[(unmerged.num_programs,)](
+            *(partials.totals, partials.weights, unmerged.record, partials.heads_done, unmerged.out),
+            *(*found, len(found.numbers), found.scales.stride(1)),
+            HEADS=heads,
+            DIM=dim,
+            PADDED_DIM=padded(dim),
+            PADDED_SIZE=padded(size),
+            GROUP=group,
+            LARGEST=LARGEST,
+            MERGES=unmerged.merges,
             num_warps=warps_of_row(size),
         )
     return found

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionStep
 from mmserve.model_backend.layers.linear_method import LinearMethod
-from mmserve.model_backend.layers.ops import Addend, GatedProduct, Product
+from mmserve.model_backend.layers.ops import Addend, Attended, Multiply, Product
+from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
+from mmserve.model_backend.platforms.cuda.attention.unmerged import Unmerged
 from mmserve.model_backend.platforms.cuda.fp8 import launches
 from mmserve.model_backend.platforms.cuda.fp8.linear import Fp8Linear
 from mmserve.model_backend.platforms.cuda.row_ops import GATES, RowOps, fits
@@ -25,13 +29,31 @@ class Fp8Ops(RowOps):
         rows = launches.normed(hidden, weight, eps, addend, method.form.group)
         return method.product(rows, len(hidden), product.bias)
 
-    def gated_product(self, name: str) -> GatedProduct:
+    def attended(self, backend: AttentionBackend[Any], step: AttentionStep, method: LinearMethod) -> Attended:
+        if not isinstance(method, Fp8Linear) or not isinstance(backend, TritonAttention) or not len(step.q):
+            return super().attended(backend, step, method)
+        unmerged = backend.unmerged(*step)
+        return Attended(unmerged.out.flatten(1), partial(_attended_product, unmerged))
+
+    def gated_product(self, name: str) -> Multiply:
         plain = super().gated_product(name)
         return partial(_gated_product, plain, GATES[name]) if name in GATES else plain
 
 
+def _attended_product(
+    unmerged: Unmerged,
+    method: LinearMethod,
+    x: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    assert isinstance(method, Fp8Linear), "the layer has other weights than when attention began"
+    out = method.product(launches.attended(unmerged, method.form.group), len(x), bias)
+    return out if residual is None else residual.add_(out)
+
+
 def _gated_product(
-    plain: GatedProduct,
+    plain: Multiply,
     gelu: bool,
     method: LinearMethod,
     x: torch.Tensor,

@@ -6,11 +6,15 @@ import logging
 from collections.abc import Iterator
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from mmserve.config.resolved.gpu_capability import ADA, HOPPER, in_words
 from mmserve.model_backend.layers.ops import Addend
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu
+from mmserve.model_backend.platforms.cuda.attention.metadata import Partials
+from mmserve.model_backend.platforms.cuda.attention.record import StepRecord
+from mmserve.model_backend.platforms.cuda.attention.unmerged import Unmerged
 from mmserve.model_backend.platforms.cuda.fp8 import launches
 from mmserve.model_backend.platforms.cuda.fp8.forms import BY_ROWS, Form
 from mmserve.model_backend.platforms.cuda.fp8.products import scales_of_weights
@@ -64,7 +68,7 @@ def _products(device: torch.device, dtype: torch.dtype, form: Form) -> Trials:
 
 
 def _roundings(device: torch.device, dtype: torch.dtype, form: Form) -> Trials:
-    """Norms with what is added before them, and gates."""
+    """Norms with what is added before them, attention, and gates."""
     hidden, x = (_random(_ROWS, _INPUTS, seed=seed).to(dtype) for seed in (1, 2))
     weight = _random(_INPUTS).to(dtype)
     for norm_weight in (None, weight):
@@ -75,10 +79,25 @@ def _roundings(device: torch.device, dtype: torch.dtype, form: Form) -> Trials:
         normed = TorchOps().add_normed_(exact, x.double(), weights, weight.double(), _EPS)
         yield "norms", widened(found, _ROWS), normed
         yield "sums", own, exact
+    exact = _unmerged(device, dtype).merged().flatten(1).cpu().double()
+    yield "sums of attention", widened(launches.attended(_unmerged(device, dtype), form.group), _ROWS), exact
     for name in ("silu", "gelu_pytorch_tanh"):
         both = torch.cat((hidden, x), dim=1)
         found = launches.gated(both.to(device), GATES[name], form.group)
         yield "gates", widened(found, _ROWS), TorchOps().act_and_mul(name)(both.double())
+
+
+def _unmerged(device: torch.device, dtype: torch.dtype) -> Unmerged:
+    """Rows of three heads, some of them with two results to be added up."""
+    merged = range(0, _ROWS, 8)
+    merges = np.array([[row, 2 * index, 2] for index, row in enumerate(merged)], dtype=np.int32)
+    others = np.setdiff1d(np.arange(_ROWS, dtype=np.int32), merged)
+    partials = Partials(3, GROUP, _ROWS, device)
+    partials.reserve(2 * len(merges))
+    partials.totals.copy_(_random(*partials.totals.shape))
+    partials.weights.copy_(_random(*partials.weights.shape).abs() + 0.5)
+    record = StepRecord(device, 8 * _ROWS).write([merges, others])
+    return Unmerged(_random(_ROWS, 3, GROUP).to(device, dtype), partials, record, merges=0, num_programs=4)
 
 
 def _random(*shape: int, seed: int = 0) -> torch.Tensor:

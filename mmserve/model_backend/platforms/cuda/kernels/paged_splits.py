@@ -117,26 +117,34 @@ def merge_splits(
 ):
     """MERGES: the section with three numbers for each row: the row, its first place, how many follow one another."""
     merges, num_merges = section(record, MERGES)
+    for work in range(tl.program_id(0), num_merges * HEADS, tl.num_programs(0)):
+        merge_head(
+            partial_totals, partial_weights, merges + work // HEADS * 3, work % HEADS, out, HEADS, DIM, PADDED_DIM
+        )
+
+
+@triton.jit
+def merge_head(
+    partial_totals, partial_weights, merge, head, out, HEADS: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr
+):
+    """Of the row at ``merge`` in the section of merges."""
     dims = tl.arange(0, PADDED_DIM)
     real = dims < DIM
-    for work in range(tl.program_id(0), num_merges * HEADS, tl.num_programs(0)):
-        merge = merges + work // HEADS * 3
-        head = work % HEADS
-        row = tl.load(merge)
-        first = tl.load(merge + 1).to(tl.int64)
-        count = tl.load(merge + 2)
-        largest = HIDDEN + 0.0
-        weight = 0.0
-        total = tl.zeros([PADDED_DIM], tl.float32)
-        for split in range(0, count):
-            at = (first + split) * HEADS + head
-            split_largest = tl.load(partial_weights + at * 2)
-            now = tl.maximum(largest, split_largest)
-            shrinks = tl.exp2(largest - now)
-            split_shrinks = tl.exp2(split_largest - now)
-            split_total = tl.load(partial_totals + at * DIM + dims, mask=real, other=0.0)
-            weight = weight * shrinks + tl.load(partial_weights + at * 2 + 1) * split_shrinks
-            total = total * shrinks + split_total * split_shrinks
-            largest = now
-        to = out + (row.to(tl.int64) * HEADS + head) * DIM + dims
-        tl.store(to, (total / tl.maximum(weight, 1e-30)).to(out.dtype.element_ty), mask=real)
+    row = tl.load(merge)
+    first = tl.load(merge + 1).to(tl.int64)
+    count = tl.load(merge + 2)
+    largest = HIDDEN + 0.0
+    weight = 0.0
+    total = tl.zeros([PADDED_DIM], tl.float32)
+    for split in range(0, count):
+        at = (first + split) * HEADS + head
+        split_largest = tl.load(partial_weights + at * 2)
+        now = tl.maximum(largest, split_largest)
+        shrinks = tl.exp2(largest - now)
+        split_shrinks = tl.exp2(split_largest - now)
+        split_total = tl.load(partial_totals + at * DIM + dims, mask=real, other=0.0)
+        weight = weight * shrinks + tl.load(partial_weights + at * 2 + 1) * split_shrinks
+        total = total * shrinks + split_total * split_shrinks
+        largest = now
+    to = out + (row.to(tl.int64) * HEADS + head) * DIM + dims
+    tl.store(to, (total / tl.maximum(weight, 1e-30)).to(out.dtype.element_ty), mask=real)

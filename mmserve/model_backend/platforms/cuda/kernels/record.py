@@ -18,7 +18,7 @@ IMAGE_ENDS = tl.constexpr(2)
 TILES = tl.constexpr(3)
 """Of prefill: ``paged_prefill``."""
 FIRST_WORK = tl.constexpr(4)
-"""From here on, for each distinct window: items and merges of ``paged_splits``."""
+"""From here on, for each distinct window: items and merges of ``paged_splits``, and the rows that are not merged."""
 
 
 @triton.jit

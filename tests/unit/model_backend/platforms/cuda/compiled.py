@@ -127,6 +127,7 @@ def resources(kernel: Any) -> dict[str, Any]:
 def compile_case(case: Case, capability: int) -> list[dict[str, Any]]:
     """Of every kernel that a step with decode rows and a prompt launches."""
     from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
+    from mmserve.model_backend.platforms.cuda.fp8 import launches
 
     dtype, spec = case.torch_dtype, case.spec
     backend = TritonAttention(
@@ -142,7 +143,11 @@ def compile_case(case: Case, capability: int) -> list[dict[str, Any]]:
     angles = torch.empty(1, 41, case.dim // 2, dtype=dtype)
     turn = HeadTurn(*torch.empty(2, case.dim, dtype=dtype), 1e-6, angles, angles, RopeRows(0, 0))
     with compiled_launches(capability) as kernels:
-        backend.forward(q, kv, cache, metadata, *spec.masks, turn=turn)
+        unmerged = backend.unmerged(q, kv, cache, metadata, *spec.masks, turn=turn)
+        unmerged.merged()
+        if capability >= ADA and dtype is not torch.float32:
+            for group in (None, 128):
+                launches.attended(unmerged, group)
     return [resources(kernel) for kernel in kernels]
 
 

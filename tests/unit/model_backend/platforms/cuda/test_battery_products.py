@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.kernels import coded, rounded
-from benchmarks.gpu.kernels.case import Bench, Cases, compare
+from benchmarks.gpu.kernels.attention import Attended, Chunk
+from benchmarks.gpu.kernels.case import Bench, Case, Cases, compare
 from mmserve.config.resolved.gpu_capability import Capability
+from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.platforms.cuda import coded_linear
+from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
 from mmserve.model_backend.platforms.cuda.attention.choice import Gpu
+from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling
+from mmserve.model_backend.platforms.cuda.attention.unmerged import Unmerged
 from mmserve.model_backend.platforms.cuda.coded_linear import CodedWeights
 from mmserve.model_backend.platforms.cuda.fp8 import launches, products, rows
+from mmserve.model_backend.platforms.cuda.fp8.rows import Rows
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from tests.fakes.scaled_products import scaled_mm
 from tests.unit.model_backend.platforms.cuda.fp8.rounding import round_by_torch
@@ -85,6 +92,29 @@ def test_a_wrong_product_is_noticed(bench: Bench, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(CodedWeights, "product", lambda self, x: right(self._replace(zeros=self.zeros + 0.01), x))
     with pytest.raises(AssertionError, match="relative error"):
         compare(bench, next(coded.product_with_codes(bench)))
+
+
+def test_attention_in_fp8_is_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As norms and gates below."""
+
+    def attention(self: CudaPlatform, spec: AttentionSpec, kv_dtype: torch.dtype) -> TritonAttention:
+        return TritonAttention(spec, self.device, tiling, num_programs=2)
+
+    tiling = AttentionTiling(Tiling(16, 16, 4, 1), Tiling(32, 32, 4, 1), split_tokens=32, segment_tokens=32)
+    spec, chunks = AttentionSpec(4, 2, 64), (Chunk(40), Chunk(3))
+    numbers = [bench.random(chunk.start + chunk.count, 8, 64) for chunk in chunks]
+    case = Case("short", partial(rounded._attended, Attended(spec, chunks, numbers), 128))
+
+    monkeypatch.setattr(rows, "FP8", torch.float32)
+    monkeypatch.setattr(CudaPlatform, "attention", attention)
+    compare(bench, case)
+
+    def wrong(unmerged: Unmerged, group: int | None) -> Rows:
+        return rows.quantized(1.05 * unmerged.merged().flatten(1), group)
+
+    monkeypatch.setattr(launches, "attended", wrong)
+    with pytest.raises(AssertionError, match="relative error"):
+        compare(bench, case)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")

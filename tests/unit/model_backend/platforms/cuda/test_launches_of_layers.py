@@ -1,4 +1,4 @@
-"""How many launches a layer takes in a decode step, so that one more is noticed.
+"""How many launches a layer takes in a step, so that one more is noticed.
 
 Not run on a GPU: Triton's launches and torch's operations are counted on a CPU, without their numbers.
 """
@@ -73,7 +73,14 @@ BLOCKS = QuantizationScheme(method="FP8", layout="fp8", bits=8, block=(128, 128)
 ATTENTION = {"turn_and_store": 1, "attend_splits": 1, "merge_splits": 1}
 PLAIN = {"norm_rows": 2, **ATTENTION, "gate_rows": 1}
 SUMMING = {"add_normed_rows": 2, **ATTENTION, "gate_rows": 1}
-ROUNDING = {"quantize_normed_rows": 2, **ATTENTION, "quantize_rows": 1, "quantize_gated_rows": 1}
+ROUNDING = {
+    **{"quantize_normed_rows": 2, "turn_and_store": 1, "attend_splits": 1, "merge_rounded_splits": 1},
+    "quantize_gated_rows": 1,
+}
+PROMPT = {
+    **{"quantize_normed_rows": 2, "turn_and_store": 1, "prefill_tiles": 1, "quantize_rows": 1},
+    "quantize_gated_rows": 1,
+}
 
 
 class Card(CudaPlatform):
@@ -112,10 +119,10 @@ class Sums:
         assert op == "sum"
 
 
-def decode_step(
-    path: Path, kind: str, layers: int, scheme: QuantizationScheme | None, card: Card, ranks: int = 1
+def launched(
+    path: Path, kind: str, layers: int, scheme: QuantizationScheme | None, card: Card, ranks: int = 1, chunk: int = 1
 ) -> Counter[str]:
-    """The launches of one, of two sequences."""
+    """The launches of a step of two sequences, of ``chunk`` tokens each: one to decode."""
     sums: Any = Sums()
     tp = TpGroup() if ranks == 1 else TpGroup(0, ranks, sums, sums)
     config = SIZES | KINDS[kind] | {"num_hidden_layers": layers}
@@ -124,13 +131,13 @@ def decode_step(
     attention = card.attention(AttentionSpec.of(spec.text, tp), card.dtype)
     decoder = family_of(spec.family).decoder(spec.text, attention, _context(card, scheme, tp))
     fill(decoder.targets(), decoder.modules(), torch.Generator())
-    starts = np.full(BATCH, 40)
-    tables, rows = np.arange(BATCH * 4).reshape(BATCH, 4), np.arange(BATCH)
-    metadata = attention.builder(StepLimits(BATCH, BATCH, 4, BLOCK_TOKENS)).build(
-        AttentionInput(np.arange(BATCH), starts, np.ones(BATCH, dtype=np.int64), tables, rows, None)
+    starts, num_rows = np.full(BATCH, 40), BATCH * chunk
+    tables, rows = np.arange(BATCH * 4).reshape(BATCH, 4), np.arange(num_rows)
+    metadata = attention.builder(StepLimits(num_rows, BATCH, 4, BLOCK_TOKENS)).build(
+        AttentionInput(np.arange(BATCH), starts, np.full(BATCH, chunk), tables, rows, None)
     )
     cache = torch.zeros(layers, *attention.kv_shape(4 * BATCH, BLOCK_TOKENS), dtype=card.dtype)
-    return _counted(decoder, torch.zeros(BATCH, spec.text.hidden_size, dtype=card.dtype), cache, metadata)
+    return _counted(decoder, torch.zeros(num_rows, spec.text.hidden_size, dtype=card.dtype), cache, metadata)
 
 
 def _context(card: Card, scheme: QuantizationScheme | None, tp: TpGroup) -> LayerContext:
@@ -139,18 +146,18 @@ def _context(card: Card, scheme: QuantizationScheme | None, tp: TpGroup) -> Laye
 
 
 def _counted(decoder: DecoderModel, hidden: torch.Tensor, cache: torch.Tensor, metadata: Any) -> Counter[str]:
-    positions = torch.full((1, BATCH), 40)
+    positions = torch.full((1, len(hidden)), 40)
     with counted_launches() as counts:
         decoder.forward(hidden, positions, cache, metadata, None)
     return counts
 
 
 def of_a_layer(
-    path: Path, kind: str, scheme: QuantizationScheme | None, card: Card, ranks: int = 1
+    path: Path, kind: str, scheme: QuantizationScheme | None, card: Card, ranks: int = 1, chunk: int = 1
 ) -> tuple[int, dict[str, int]]:
     """Products, and other launches by name: what a third layer adds to a step."""
-    found = decode_step(path, kind, 3, scheme, card, ranks)
-    found.subtract(decode_step(path, kind, 2, scheme, card, ranks))
+    found = launched(path, kind, 3, scheme, card, ranks, chunk)
+    found.subtract(launched(path, kind, 2, scheme, card, ranks, chunk))
     found = +found
     return sum(found.pop(name, 0) for name in PRODUCTS), dict(found)
 
@@ -174,7 +181,12 @@ def test_a_layer_has_four_products_and_so_many_small_launches(
     products, others = of_a_layer(tmp_path, kind, scheme, Card(CPU, torch.bfloat16))
     assert others == small
     assert products == 4
-    assert sum(others.values()) == (6 if scheme is None else 7)
+    assert sum(others.values()) == 6
+
+
+def test_a_layer_in_fp8_has_six_small_launches_in_a_prompt_too(tmp_path: Path) -> None:
+    assert sum(PROMPT.values()) == 6
+    assert of_a_layer(tmp_path, "Llama", FP8, Card(CPU, torch.bfloat16), chunk=20) == (4, PROMPT)
 
 
 def test_a_layer_in_codes_has_its_sums_in_the_norms(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmserve.model_backend.layers.ops import Addend
+from mmserve.model_backend.platforms.cuda.attention.unmerged import Unmerged
 from mmserve.model_backend.platforms.cuda.fp8 import launches, rows, trials
 from mmserve.model_backend.platforms.cuda.fp8.rows import Rows, quantized
 from mmserve.model_backend.platforms.torch_ops import TorchOps
@@ -18,6 +19,7 @@ def round_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "quantized_in_one_launch", quantized)
     monkeypatch.setattr(launches, "normed", normed)
     monkeypatch.setattr(launches, "gated", gated)
+    monkeypatch.setattr(launches, "attended", attended)
     for name in ("problem_with_fp8", "works_for_checkpoints"):
         monkeypatch.setattr(trials, name, lru_cache(getattr(trials, name).__wrapped__))
 
@@ -27,6 +29,10 @@ def normed(hidden: torch.Tensor, weight: torch.Tensor, eps: float, addend: Adden
     if addend is None:
         return quantized(ops.rms_norm(hidden, weight, eps), group)
     return quantized(ops.add_normed_(hidden, addend.values, addend.norm_weight, weight, eps), group)
+
+
+def attended(unmerged: Unmerged, group: int | None) -> Rows:
+    return quantized(unmerged.merged().flatten(1), group)
 
 
 def gated(x: torch.Tensor, gelu: bool, group: int | None) -> Rows:
