@@ -10,12 +10,12 @@ HIDDEN = tl.constexpr(-1e30)
 
 
 @triton.jit
-def product(a, b, UPCAST: tl.constexpr):
+def product(a, b, UPCAST: tl.constexpr, FLOAT32: tl.constexpr = "tf32x3"):
     """a @ b with sums in float32. Of float32, three products of TF32 parts, which lose next to nothing of it."""
     if UPCAST:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
-        return tl.dot(a, b, input_precision="tf32x3")
+        return tl.dot(a, b, input_precision=FLOAT32)
 
 
 @triton.jit
@@ -33,7 +33,11 @@ def attend_tile(
     q: [rows, dim]. keys: [dim, tile], values: [tile, dim], finite where no row sees them. visible: [rows, tile].
     scale, soft_cap: times log2(e). A tile of which a row sees nothing leaves the row's bits as they are.
     """
-    scores = product(q, keys.to(q.dtype), UPCAST) * scale
+    if q.dtype == tl.float32 and q.shape[1] > 128:
+        # Tensor cores need a warp's 16 queries in registers, which do not hold both parts of 256 numbers.
+        scores = product(q, keys.to(q.dtype), UPCAST, "ieee") * scale
+    else:
+        scores = product(q, keys.to(q.dtype), UPCAST) * scale
     if SOFT_CAP:  # the hyperbolic tangent, which the interpreter lacks
         scores = soft_cap * (1.0 - 2.0 / (tl.exp2(scores / soft_cap * 2.8853900817779268) + 1.0))
     scores = tl.where(visible, scores, HIDDEN)

@@ -25,7 +25,7 @@ FOR_HOPPER: list[list[Any]] = [
     [HOPPER, *about]
     for about in (
         *(LLAMA, WIDE, LLAMA._replace(kv_dtype="float8_e4m3fn"), (ENCODER, 80, "bfloat16")),
-        *(LLAMA._replace(dtype="float32"), (ENCODER, 80, "float32")),
+        *(LLAMA._replace(dtype="float32"), WIDE._replace(dtype="float32"), (ENCODER, 80, "float32")),
         *((ROWS, size, "bfloat16") for size in (4096, 16_384)),
         (DRAW,),
         (RESIZE,),
@@ -56,8 +56,11 @@ def kernels() -> list[dict[str, dict[str, Any]]]:
 
 
 def test_for_hopper_nothing_spills_and_tiles_are_read_ahead(kernels: list[dict[str, dict[str, Any]]]) -> None:
-    *cases, short_cache, tower, exact, exact_tower, rows, long_rows, draw, resize = kernels[: len(FOR_HOPPER)]
-    assert not any(kernel["spilled_bytes"] for kernel in (*exact.values(), *exact_tower.values()))
+    *cases, short_cache, tower, exact, wide_exact, exact_tower, rows, long_rows, draw, resize = kernels[
+        : len(FOR_HOPPER)
+    ]
+    for case in (exact, wide_exact, exact_tower):
+        assert not any(kernel["spilled_bytes"] for kernel in case.values())
     assert set(draw) == {"draw_rows", "choose_rows"}
     for kernel in draw.values():
         assert not kernel["spilled_bytes"]
