@@ -11,7 +11,7 @@ RIGHT = Answer([5, 6, 7], [-1.0, -2.0, -3.0])
 
 
 def test_another_token_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="prompt 1: token 1 differs, its logprob by 0.01"):
+    with pytest.raises(AssertionError, match="prompt 1: token 1 differs, its logprob by"):
         same_tokens._assert_equal([RIGHT, RIGHT], [RIGHT, Answer([5, 9, 7], [-1.0, -1.99, -3.0])])
 
 
