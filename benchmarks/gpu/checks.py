@@ -3,8 +3,8 @@
 A check that does not end, or that ends the process, is the one the file calls ``running``. The parent then notes it as
 failed and starts the step again; checks that have a verdict are not repeated.
 
-Several processes may make a step's checks together, each its part; the checks that time something are then left to one
-process that comes after them.
+Several processes may make a step's checks at the same time, each a part of them. Checks that time something are made
+afterwards, by one process alone.
 """
 
 from __future__ import annotations

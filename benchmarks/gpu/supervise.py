@@ -1,8 +1,8 @@
 """Runs a step in child processes until all its checks have verdicts or its time is over. No torch.
 
-Where a step has several processes, each first makes a part of the checks. What passed there has its verdict; the
-process that comes after them makes the rest: what times something, what failed beside the others, and what they did
-not get to.
+Where a step has several processes, each first makes a part of the checks, and the verdicts of checks that pass are
+kept. Then one more process makes the other checks alone: those that time something, those that failed beside others,
+and those that no process had begun.
 """
 
 from __future__ import annotations

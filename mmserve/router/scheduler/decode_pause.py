@@ -19,7 +19,7 @@ _SHORTEST_S = 0.001
 
 
 class DecodePause:
-    """Only answers to pictures wait: text goes on. ``step_ended``: to be called after each result."""
+    """Only answers to pictures wait, never text. ``step_ended`` must be called after each result."""
 
     def __init__(
         self, running: RunningSet, waiting: WaitingQueue, images: ImageRequests, step_times: StepTimeModel, now: Clock
