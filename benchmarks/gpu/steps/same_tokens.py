@@ -75,7 +75,11 @@ def _family(folder: Path, family: str, settings: Settings) -> Figures:
     greedy = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=1)
     on = partial(_answers_on, directory, prompts, _NUM_TOKENS)
     expected, found = on("reference", "float32", greedy), on(settings.device, "float32", greedy)
-    figures = {"prompts": len(prompts), "largest difference of logprobs": _largest_difference(expected, found)}
+    figures = {
+        "prompts": len(prompts),
+        "part of tokens equal": _equal_part(expected, found),
+        "largest difference of logprobs": _largest_difference(expected, found),
+    }
     if not settings.small:
         drawn = SamplingParams(max_tokens=1000, temperature=0.9, top_p=0.95, seed=settings.seed)
         pairs = [(on("reference", "float32", drawn), on(settings.device, "float32", drawn))]
