@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 _TAKE_LONGER = (0, 1, 10)
 """Numbers of the layouts float32, bfloat16, and bfloat16 with tiles."""
+_ARE_FAST = (4, 11)
+"""Bfloat16 with rounded inputs, without tiles. All others are whole numbers."""
 _UNQUANTIZED = (*_TAKE_LONGER, 4)
-"""And bfloat16 with rounded inputs, without tiles."""
 _KIB = 1 << 10
 _FAR = 16 * _KIB
 MAX_ROWS = {1: 1, 4: 4, 8: 12, 16: 48, 128: 1 << 40}
@@ -40,8 +41,8 @@ Choices = Mapping[tuple[Product, int], Way]
 
 def default(format: int, rows: int) -> Way:
     """What the kernels do without a choice."""
-    keeps_up = rows <= (1 if format in _TAKE_LONGER else 4)
-    return Way(0 if keeps_up else _FAR, 32, 768 * _KIB)
+    kept_up_with = 1 if format in _TAKE_LONGER else 4 if format in _ARE_FAST else 2
+    return Way(0 if rows <= kept_up_with else _FAR, 32, 768 * _KIB)
 
 
 def candidates(format: int, rows: int) -> list[Way]:

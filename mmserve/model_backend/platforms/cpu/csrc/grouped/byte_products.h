@@ -53,7 +53,7 @@ template <int M, class Codes, int kNumDigits, int kParts, bool kHasZeros, int pa
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
         for (int set = 0; set < kSets; ++set) low[set][m] = high[set][m] = no_integers();
-        if constexpr (kHasZeros) low[0][m] = multiply(zeros, -x.blocks[(m * x.K + k) / kGroup].sum_of<kParts>(part));
+        if constexpr (kHasZeros) low[0][m] = multiply(zeros, x.block(m, k).negative_sum_of<kParts>(part));
     }
 #pragma GCC unroll 4
     for (int pair = part * kPairs; pair < (part + 1) * kPairs; ++pair) {

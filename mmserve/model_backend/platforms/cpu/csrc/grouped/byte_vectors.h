@@ -52,6 +52,7 @@ inline Integers add_products(Integers sums, Bytes weights, const int8_t* inputs)
 template <class Group>
 inline Integers zeros_together(const Group& group, int first) {
     if constexpr (!Group::kHasZeros) return no_integers();
+    else if constexpr (Group::kZero != 0) return _mm512_set1_epi32(Group::kZero);
     else
         return _mm512_inserti64x4(_mm512_castsi256_si512(reinterpret_cast<__m256i>(group.zeros_of(first))),
                                   reinterpret_cast<__m256i>(group.zeros_of(first + 8)), 1);

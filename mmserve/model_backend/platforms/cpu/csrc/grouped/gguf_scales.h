@@ -10,9 +10,10 @@
 
 namespace grouped {
 
-template <int kZero>
+template <int zero>
 struct NoMinima {
     static constexpr bool kHasZeros = true, kHasMinima = false;
+    static constexpr int kZero = zero;
     static i32x8 zeros_of(int) { return i32x8{} + kZero; }
 };
 

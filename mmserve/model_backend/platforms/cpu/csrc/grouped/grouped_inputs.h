@@ -2,10 +2,7 @@
 // Where the CPU multiplies bytes, an integer is kept as two digits, 256 high + low, from -128 to 127.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <limits>
 
 #include "grouped/byte_vectors.h"
 #include "grouped/rounding.h"
@@ -19,18 +16,16 @@ constexpr int64_t kReadBehind = 16;  // rows that tiles may read behind the last
 constexpr int64_t kReadBehind = 0;
 #endif
 
-// Of 32 inputs: x = scale * q, the sum of the q, and that of the first 16.
+// Of 32 inputs: x = scale * q. Sums of the q are negative, as zero points of weights are multiplied with them.
 struct BlockScale {
-    float scale;
-    int32_t sum, first_sum;
-
-    float total() const { return scale * static_cast<float>(sum); }  // of the x
+    float scale, total;  // total: the sum of the x
+    int32_t negative_sum, negative_first_sum;  // of all, of the first 16
 
     // Of one of `parts` equal parts.
     template <int parts>
-    int32_t sum_of(int part) const {
-        if constexpr (parts == 1) return sum;
-        return part ? sum - first_sum : first_sum;
+    int32_t negative_sum_of(int part) const {
+        if constexpr (parts == 1) return negative_sum;
+        return part ? negative_sum - negative_first_sum : negative_first_sum;
     }
 };
 
@@ -45,8 +40,46 @@ struct Inputs {
         return {q + index * K, low + index * K, high + index * K, blocks + index * K / kGroup, K};
     }
 
+    // Of 32 inputs of a row, from input k on.
+    const BlockScale& block(int64_t row, int64_t k) const {
+        return blocks[row * (static_cast<uint64_t>(K) / kGroup) + static_cast<uint64_t>(k) / kGroup];
+    }
+
     // Stores 32 integers from input k on.
     void store(int64_t k, const int16_t* values, float scale) const {
+        const BothSums sums = store_integers(k, values);
+        blocks[k / kGroup] = {scale, scale * static_cast<float>(sums.all), -sums.all, -sums.first};
+    }
+
+private:
+    // Of 32 integers, and of the first 16.
+    struct BothSums {
+        int32_t all, first;
+    };
+
+#ifdef __AVX512VNNI__
+    BothSums store_integers(int64_t k, const int16_t* values) const {
+        // In halves, as they were stored: the whole would wait until both are in the cache.
+        const __m512i integers = _mm512_inserti64x4(_mm512_castsi256_si512(tile::load<__m256i>(values)),
+                                                    tile::load<__m256i>(values + kGroup / 2), 1);
+        const __m512i above = _mm512_srai_epi16(_mm512_add_epi16(integers, _mm512_set1_epi16(128)), 8);
+        const __m256i bytes[] = {_mm512_cvtepi16_epi8(integers), _mm512_cvtepi16_epi8(above)};
+        std::memcpy(low + k, bytes, sizeof bytes[0]);
+        std::memcpy(high + k, bytes + 1, sizeof bytes[1]);
+        const __m512i pairs = _mm512_madd_epi16(integers, _mm512_set1_epi16(1));
+        const auto first = reinterpret_cast<i32x8>(_mm512_castsi512_si256(pairs));
+        const auto second = reinterpret_cast<i32x8>(_mm512_extracti64x4_epi64(pairs, 1));
+        return {horizontal_sum(first + second), horizontal_sum(first)};
+    }
+#else
+    typedef int8_t i8x8 __attribute__((vector_size(8)));
+
+    static void store_bytes(i16x8 integers, int8_t* to) {
+        const auto bytes = __builtin_convertvector(integers, i8x8);
+        std::memcpy(to, &bytes, sizeof bytes);
+    }
+
+    BothSums store_integers(int64_t k, const int16_t* values) const {
         i32x8 of_first{}, of_second{};
         for (int i = 0; i < kGroup; i += 8) {
             const auto integers = tile::load<i16x8>(values + i);
@@ -59,17 +92,9 @@ struct Inputs {
                 std::memcpy(q + k + i, &paired, sizeof paired);
             }
         }
-        const int32_t first = horizontal_sum(of_first);
-        blocks[k / kGroup] = {scale, first + horizontal_sum(of_second), first};
+        return {horizontal_sum(of_first + of_second), horizontal_sum(of_first)};
     }
-
-private:
-    typedef int8_t i8x8 __attribute__((vector_size(8)));
-
-    static void store_bytes(i16x8 integers, int8_t* to) {
-        const auto bytes = __builtin_convertvector(integers, i8x8);
-        std::memcpy(to, &bytes, sizeof bytes);
-    }
+#endif
 };
 
 // `order`: null, or which input comes first, second...
@@ -93,19 +118,11 @@ struct NarrowInputs {
     static constexpr int kNumDigits = 1;
 
     static void quantize(const float* x, const int32_t*, const Inputs& to) {
-        float largest = 0.f, sum = 0.f;
-        for (int64_t k = 0; k < to.K; ++k) {
-            largest = std::max(largest, std::fabs(x[k]));
-            sum += x[k];
-        }
-        const float scale = largest > 0.f ? largest / 127.5f : std::numeric_limits<float>::epsilon();
+        const float scale = narrow_scale(x, to.K);  // NaN if a number is NaN or infinite
         for (int64_t k = 0; k < to.K; k += kGroup) {
             int16_t q[kGroup];
-            for (int64_t i = 0; i < kGroup; ++i) {
-                const float steps = std::nearbyint(x[k + i] / scale);
-                q[i] = static_cast<int16_t>(std::min(127.f, std::max(-128.f, steps)));
-            }
-            to.store(k, q, scale + 0.f * sum);  // NaN if a number is NaN or infinite
+            round_narrow(x + k, scale, q);
+            to.store(k, q, scale);
         }
     }
 };

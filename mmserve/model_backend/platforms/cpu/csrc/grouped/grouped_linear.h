@@ -47,10 +47,10 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
         const auto* group = reinterpret_cast<const Group*>(panel);
         Integers zeros[kSteps];
         for (int step = 0; step < kSteps; ++step) zeros[step] = zeros_together(*group, step * kTogether);
+        if (fetches) prefetch(panel + next_panel, sizeof(Group));
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
             if (fetches) prefetch(panel + next_panel, Codes::kNbytes);
-            const BlockScale* blocks = x.blocks + k / kGroup;
             for_each_part<kParts>([&](auto part) {
 #pragma GCC unroll 2
                 for (int step = 0; step < kSteps; ++step) {
@@ -60,7 +60,7 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
                     const Floats scales = scales_together(*group, kParts * block + part, step * kTogether);
 #pragma GCC unroll 8
                     for (int m = 0; m < M; ++m)
-                        add_scaled(totals[step][m], sums[m], scales, blocks[m * (x.K / kGroup)].scale);
+                        add_scaled(totals[step][m], sums[m], scales, x.block(m, k).scale);
                 }
             });
             if constexpr (Group::kHasMinima)
@@ -68,7 +68,7 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
                     const Floats minima = minima_together(*group, block, step * kTogether);
 #pragma GCC unroll 8
                     for (int m = 0; m < M; ++m)
-                        add_scaled(totals[step][m], minima, blocks[m * (x.K / kGroup)].total());
+                        add_scaled(totals[step][m], minima, x.block(m, k).total);
                 }
             panel += Codes::kNbytes;
         }
@@ -109,17 +109,17 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
     f32x8 totals[M][2] = {};
     for (int64_t k = 0; k < x.K;) {
         const auto* group = reinterpret_cast<const Group*>(panel);
+        if (fetches) prefetch(panel + next_panel, sizeof(Group));
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
             if (fetches) prefetch(panel + next_panel, Codes::kNbytes);
-            const BlockScale* blocks = x.blocks + k / kGroup;
             for_each_part<kParts>([&](auto part) {
                 i32x8 sums[M][2];
                 for (int half = 0; half < 2; ++half) {
                     const i32x8 zeros = zeros_of(*group, 8 * half);
 #pragma GCC unroll 8
                     for (int m = 0; m < M; ++m)
-                        sums[m][half] = zeros * -blocks[m * (x.K / kGroup)].template sum_of<kParts>(part);
+                        sums[m][half] = zeros * x.block(m, k).template negative_sum_of<kParts>(part);
                 }
                 add_products<M, Codes, kParts>(panel, x, k, part, sums);
                 for (int half = 0; half < 2; ++half) {
@@ -127,14 +127,14 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
 #pragma GCC unroll 8
                     for (int m = 0; m < M; ++m)
                         totals[m][half] += __builtin_convertvector(sums[m][half], f32x8) *
-                                           (scales * blocks[m * (x.K / kGroup)].scale);
+                                           (scales * x.block(m, k).scale);
                 }
             });
             if constexpr (Group::kHasMinima)
                 for (int half = 0; half < 2; ++half) {
                     const auto minima = group->template minimum_of<f32x8>(block, 8 * half);
 #pragma GCC unroll 8
-                    for (int m = 0; m < M; ++m) totals[m][half] += minima * blocks[m * (x.K / kGroup)].total();
+                    for (int m = 0; m < M; ++m) totals[m][half] += minima * x.block(m, k).total;
                 }
             panel += Codes::kNbytes;
         }
@@ -183,7 +183,7 @@ void multiply(const linear::Job& job, int64_t ldc, const Inputs& x, int64_t grou
             linear::for_each_tile(row, rows, kMostRows, [&](int64_t first, int64_t count) {
                 float* out = job.out + first * ldc + panel * kOutputs;
                 tile::dispatch_rows<kMostRows>(count, [&](auto m) {
-                    product<m, Codes, Group, kNumDigits>(group_size, x.row(first), from, fetches, out, ldc, epilogue);
+                    product<m, Codes, Group, kNumDigits>(group_size, x.row(first), from, fetches && first == row, out, ldc, epilogue);
                 });
             });
         }

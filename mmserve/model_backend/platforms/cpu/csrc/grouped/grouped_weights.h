@@ -40,6 +40,7 @@ struct Scales {
     static constexpr int64_t kInputs = 0;  // as the header says
     static constexpr int kParts = 1;       // of 32 inputs, with a scale each
     static constexpr bool kHasZeros = true, kHasMinima = false;
+    static constexpr int kZero = 0;  // not the same for all outputs
 
     template <class V>
     V scale_of(int64_t, int first) const {
@@ -52,6 +53,7 @@ struct Scales {
 // Into the second-level cache.
 inline void prefetch(const uint8_t* from, int64_t nbytes) {
     for (int64_t at = 0; at < nbytes; at += memory::kLine) __builtin_prefetch(from + at, 0, 2);
+    __builtin_prefetch(from + nbytes - 1, 0, 2);  // `from` may lie within a line
 }
 
 // [4 pairs of quads, 16 outputs, 4 inputs] bytes, with the first quad in their lower half.

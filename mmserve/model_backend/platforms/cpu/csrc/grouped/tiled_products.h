@@ -79,15 +79,15 @@ inline void tiled_product(TileRegisters<Group::kParts>& registers, int64_t group
                     if constexpr (kNumDigits > 1)
                         sum = _mm512_add_epi32(sum, _mm512_slli_epi32(_mm512_load_si512(sums[1][m]), 8));
                     if constexpr (Group::kHasZeros)
-                        sum = _mm512_sub_epi32(
-                            sum, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(of_row.sum_of<kParts>(part))));
+                        sum = _mm512_add_epi32(
+                            sum, _mm512_mullo_epi32(zeros, _mm512_set1_epi32(of_row.negative_sum_of<kParts>(part))));
                     totals[m] += reinterpret_cast<tile::f32x16>(_mm512_cvtepi32_ps(sum)) * (scales * of_row.scale);
                 }
             }
             if constexpr (Group::kHasMinima) {
                 const auto minima = group->template minimum_of<tile::f32x16>(block, 0);
 #pragma GCC unroll 16
-                for (int m = 0; m < kTileRows; ++m) totals[m] += minima * blocks[m * blocks_of_row].total();
+                for (int m = 0; m < kTileRows; ++m) totals[m] += minima * blocks[m * blocks_of_row].total;
             }
             panel += Codes::kNbytes;
         }
