@@ -17,8 +17,8 @@ _QUAD = 4
 """Neighbouring inputs whose codes lie side by side."""
 _CODES4, _CODES8, _CODES8_NARROW_INPUTS, _FLOAT8 = 5, 6, 7, 8
 """The kernels' numbers."""
-_FLOAT8_FACTOR = 256
-"""Of scales: the kernels widen E4M3 to numbers smaller by it."""
+_FLOAT8_FACTOR = 2.0**56
+"""Of scales: the kernels' products with E4M3 are smaller by it."""
 
 
 def format_of(matrix: QuantizedMatrix) -> int:

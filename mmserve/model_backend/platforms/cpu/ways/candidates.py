@@ -10,7 +10,9 @@ from typing import NamedTuple
 _TAKE_LONGER = (0, 1, 10)
 """Numbers of the layouts float32, bfloat16, and bfloat16 with tiles."""
 _ARE_FAST = (4, 11)
-"""Bfloat16 with rounded inputs, without tiles. All others are whole numbers."""
+"""Bfloat16 with rounded inputs, without tiles."""
+_FLOAT8 = 8
+"""All others are whole numbers."""
 _UNQUANTIZED = (*_TAKE_LONGER, 4)
 _KIB = 1 << 10
 _FAR = 16 * _KIB
@@ -41,7 +43,7 @@ Choices = Mapping[tuple[Product, int], Way]
 
 def default(format: int, rows: int) -> Way:
     """What the kernels do without a choice."""
-    kept_up_with = 1 if format in _TAKE_LONGER else 4 if format in _ARE_FAST else 2
+    kept_up_with = 0 if format == _FLOAT8 else 1 if format in _TAKE_LONGER else 4 if format in _ARE_FAST else 2
     return Way(0 if rows <= kept_up_with else _FAR, 32, 768 * _KIB)
 
 

@@ -2,17 +2,18 @@
 // float32. A group's products are added in ascending order, then the groups, so a row's result depends neither on the
 // number of rows nor on the instruction set.
 //
-// Memory: as in grouped_weights.h, but a group's codes are [inputs][16], and its scales are 2^8 times what they should be.
+// Memory: as in grouped_weights.h, but a group's codes are [inputs][16], and its scales are 2^56 times what they should be:
+// weights are 2^-120 times as large as their codes say, inputs 2^64 times. So inputs below 2^63 stay finite, and sums down to
+// 2^-70 exact.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
 #include "grouped/grouped_weights.h"
 #include "linear/inputs.h"
 
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -20,14 +21,14 @@
 
 namespace float8 {
 
-using grouped::i16x16;
 using grouped::kOutputs;
-typedef int8_t i8x16 __attribute__((vector_size(16)));
 using Vector = linear::Vector;
+typedef int32_t Integers __attribute__((vector_size(sizeof(Vector))));
 
 constexpr int kVectors = kOutputs / tile::kLanes<Vector>;  // of a panel
 constexpr int kMostRows = linear::kMaxRows;
 constexpr int kFewRows = kMostRows / 2;  // take two panels at once, one row four: more sums that do not wait for each other
+constexpr int64_t kInputsOfLine = memory::kLine / kOutputs;
 
 template <int number>
 using constant = std::integral_constant<int, number>;
@@ -36,36 +37,39 @@ struct Codes {
     static constexpr int64_t kNbytes = grouped::kGroup * kOutputs;
 };
 
-// 16 codes as numbers 2^-8 times as large: with its sign moved up, a code is the upper part of a number in half precision,
-// whose exponents are 8 more.
-inline void widen(const uint8_t* codes, Vector* to) {
-#if defined(__AVX2__)
-    const auto words = reinterpret_cast<i16x16>(_mm256_cvtepi8_epi16(tile::load<__m128i>(codes)));
-#else
-    const auto words = __builtin_convertvector(tile::load<i8x16>(codes), i16x16);
-#endif
-    const auto halves = words << 7 & static_cast<int16_t>(0xbfff);
+// As many codes as a vector has lanes, with their signs.
+inline Integers integers(const uint8_t* codes) {
 #if defined(__AVX512F__)
-    to[0] = reinterpret_cast<Vector>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(halves)));
-#elif defined(__F16C__)
-    const auto bits = reinterpret_cast<__m256i>(halves);
-    to[0] = reinterpret_cast<Vector>(_mm256_cvtph_ps(_mm256_castsi256_si128(bits)));
-    to[1] = reinterpret_cast<Vector>(_mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1)));
+    return reinterpret_cast<Integers>(_mm512_cvtepi8_epi32(tile::load<__m128i>(codes)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Integers>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
 #elif defined(__aarch64__)
-    int16x8_t bits[2];
-    std::memcpy(bits, &halves, sizeof bits);
-    for (int i = 0; i < 2; ++i) {
-        const auto numbers = vreinterpretq_f16_s16(bits[i]);
-        to[2 * i] = reinterpret_cast<Vector>(vcvt_f32_f16(vget_low_f16(numbers)));
-        to[2 * i + 1] = reinterpret_cast<Vector>(vcvt_high_f32_f16(numbers));
-    }
+    const auto four = vreinterpret_s8_s32(vdup_n_s32(tile::load<int32_t>(codes)));
+    return reinterpret_cast<Integers>(vmovl_s16(vget_low_s16(vmovl_s8(four))));
 #else
-    for (int i = 0; i < 16; ++i) {
-        const int magnitude = halves[i] >> 7 & 127, exponent = magnitude >> 3, fraction = magnitude & 7;
-        const float number = exponent ? std::ldexp(8.f + fraction, exponent - 18) : std::ldexp(1.f * fraction, -17);
-        to[i / 8][i % 8] = halves[i] < 0 ? -number : number;
-    }
+    Integers words;
+    for (int i = 0; i < tile::kLanes<Vector>; ++i) words[i] = static_cast<int8_t>(codes[i]);
+    return words;
 #endif
+}
+
+// 16 codes as numbers 2^-120 times as large: with its sign moved up, a code is the upper part of a float, whose exponents
+// are 120 more. The smallest are denormal numbers.
+inline void widen(const uint8_t* codes, Vector* to) {
+    constexpr int32_t kKept = static_cast<int32_t>(0x87f00000);
+    for (int i = 0; i < kVectors; ++i)
+        to[i] = reinterpret_cast<Vector>(integers(codes + i * tile::kLanes<Vector>) << 20 & kKept);
+}
+
+// x, 2^64 times as large. The result is valid until the same thread calls this again.
+inline linear::Rows<float> enlarged(const linear::Job& job) {
+    static thread_local memory::ReusableArray<float> reusable;
+    const int64_t K = job.K, stride = linear::copy_stride<float>(K);
+    float* rows = reusable.at_least(job.M * stride);
+    pool::parallel_for_rows(job.M, K, [=](int64_t row) {
+        for (int64_t k = 0; k < K; ++k) rows[row * stride + k] = job.x[row * K + k] * 0x1p64f;
+    });
+    return {rows, stride};
 }
 
 // M rows of x, `stride` numbers apart, times P panels, which are panel_nbytes apart.
@@ -78,13 +82,15 @@ inline void product(int64_t K, int64_t group_size, const float* x, int64_t strid
         Vector scales[P * kVectors];
         for (int i = 0; i < P * kVectors; ++i)
             scales[i] = tile::load<Vector>(panel + i / kVectors * panel_nbytes + i % kVectors * sizeof(Vector));
+        if (fetches)
+            for (int p = 0; p < P; ++p) grouped::prefetch(panel + (p + P) * panel_nbytes, sizeof(grouped::Scales));
         panel += sizeof(grouped::Scales);
         tile::Sums<Vector, M, P * kVectors> sums;
         for (const int64_t end = std::min(K, k + group_size); k < end; ++k, panel += kOutputs) {
             Vector weights[P * kVectors];
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
-                if (fetches) __builtin_prefetch(panel + (p + P) * panel_nbytes, 0, 2);
+                if (fetches && k % kInputsOfLine == 0) __builtin_prefetch(panel + (p + P) * panel_nbytes, 0, 2);
                 widen(panel + p * panel_nbytes, weights + p * kVectors);
             }
             sums.add(x + k, stride, weights);
@@ -102,7 +108,7 @@ inline void run(const linear::Job& job, const uint8_t* weights) {
     const uint8_t* panels = header->panels(K);
     const int64_t panel_nbytes = grouped::panel_nbytes<Codes>(K, group_size);
     const bool fetches = job.ways.ahead_nbytes > 0;
-    const linear::Rows<float> x = linear::unrounded(job);
+    const linear::Rows<float> x = enlarged(job);
     linear::Job tasks = job;
     if (job.M == 1) tasks.ways.task_outputs = std::max<int64_t>(job.ways.task_outputs, 4 * kOutputs);
     linear::for_each_task(tasks, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
@@ -113,8 +119,8 @@ inline void run(const linear::Job& job, const uint8_t* weights) {
                 linear::for_each_tile(row, rows, most_rows, [&](int64_t first, int64_t count) {
                     float* out = job.out + first * job.N + panel * kOutputs;
                     tile::dispatch_rows<most_rows>(count, [&](auto m) {
-                        product<m, together>(K, group_size, x.at(first), x.stride, from, panel_nbytes, fetches, out, job.N,
-                                             epilogue);
+                        product<m, together>(K, group_size, x.at(first), x.stride, from, panel_nbytes,
+                                             fetches && first == row, out, job.N, epilogue);
                     });
                 });
             }

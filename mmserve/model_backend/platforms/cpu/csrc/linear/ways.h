@@ -22,16 +22,17 @@ struct Choice {
     Ways ways;
 };
 
-constexpr int kFloat32 = 0, kBfloat16 = 1, kRounded = 4, kTiled = 10, kEmulatedTiles = 11;
+constexpr int kFloat32 = 0, kBfloat16 = 1, kRounded = 4, kFloat8 = 8, kTiled = 10, kEmulatedTiles = 11;
 constexpr int64_t kAheadNbytes = 16 << 10;  // further than the CPU's own prefetcher looks
 
 // With few rows the CPU's own prefetcher keeps up, and reads further on would disturb it: they made products of one row
 // with whole numbers take up to twice as long. Where products take longer, that ends with the second row, with whole
-// numbers with the third; where those of bfloat16 are emulated, a measurement finds out.
+// numbers with the third, with E4M3 at once; where those of bfloat16 are emulated, a measurement finds out.
 inline Ways default_ways(int weights, int64_t M) {
     const bool takes_longer = weights == kFloat32 || weights == kBfloat16 || weights == kTiled;
     const bool is_fast = weights == kRounded || weights == kEmulatedTiles;
-    return {M <= (takes_longer ? 1 : is_fast ? 4 : 2) ? 0 : kAheadNbytes, 32, 768 << 10};
+    const int64_t kept_up_with = weights == kFloat8 ? 0 : takes_longer ? 1 : is_fast ? 4 : 2;
+    return {M <= kept_up_with ? 0 : kAheadNbytes, 32, 768 << 10};
 }
 
 // Fewer rows before more of the same product. Replaced only while nothing is computed.
