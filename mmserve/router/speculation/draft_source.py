@@ -84,6 +84,8 @@ class DraftSource:
         """Steps since it had computed all of them, or since the first."""
         self.is_catching_up = False
         """It computes many that it had not; False after a step in which it has failed."""
+        self.saved_s = 0.0
+        """By drafts of the draft model, less ``Allowance.of_each_s`` when this sequence began to decode."""
         self._index = NgramIndex()
         self._max_tokens = _FIRST_DRAFT_TOKENS
 

@@ -32,7 +32,7 @@ expected to gain, the fewer, as each costs what they gain."""
 _SHORT_SHARE, _LONG_SHARE, _MODEL_SHARE, _PRIOR_WEIGHT = 0.5, 0.8, 0.6, 0.05
 _FEW_BEHIND = 16
 """So many tokens the draft model may have to compute before a draft, whatever they cost. A sequence of which it has to
-compute more is behind: one at a time catches up, so that the others know by then what drafts gain."""
+compute more is behind: one at a time catches up."""
 
 
 class Decoding(Protocol):
@@ -94,22 +94,31 @@ class Drafter:
         offers = list(self._offers(decoding))
         if not offers:
             return {}
-        lengths = self._best_lengths(offers, len(decoding))
-        self._num_with_drafts = self._num_with_drafts + 1 if any(lengths) else 0
+        drafts = self._chosen(offers, decoding)
+        self._num_with_drafts = self._num_with_drafts + 1 if drafts else 0
         most = _MOST_STEPS_TO_TRIAL * (self._gain - 1.0)
         if self._num_with_drafts > min(max(most, _FEWEST_STEPS_TO_TRIAL), _MOST_STEPS_TO_TRIAL):
             self._num_with_drafts = 0
             return {}
-        drafts, is_any_behind = {}, False
-        for (sequence, source, draft), length in zip(offers, lengths, strict=True):
+        return drafts
+
+    def _chosen(self, offers: list[Offer[S]], decoding: list[S]) -> dict[S, Draft]:
+        """What the step should compute of the drafts, by what is known."""
+        lengths = self._best_lengths(offers, len(decoding))
+        for (_, source, _), length in zip(offers, lengths, strict=True):
             if not length:
                 source.shares.observe_unused(source.kind)
-                continue
-            if not draft.token_ids and (num_behind := len(sequence.tokens) - source.num_modelled) > _FEW_BEHIND:
-                if is_any_behind or not self._pays_catch_up(num_behind, source, len(decoding)):
-                    continue
-                is_any_behind = source.is_catching_up = True
-            drafts[sequence] = draft.first(length)
+        catching_up = self._catching_up(offers, decoding) if any(lengths) else None
+        ready = [offer for offer in offers if offer is catching_up or _num_behind(offer) <= _FEW_BEHIND]
+        if len(ready) < len(offers):  # the passes of the draft model are for fewer sequences
+            lengths = self._best_lengths(ready, len(decoding))
+        drafts = _shortened(ready, lengths)
+        if self._is_unfair(drafts, decoding):
+            ready = [offer for offer in ready if offer[2].token_ids]
+            drafts = _shortened(ready, self._best_lengths(ready, len(decoding)))
+        if catching_up is not None:
+            sequence, _, draft = catching_up
+            drafts.setdefault(sequence, draft.first(1))
         return drafts
 
     def observe_step(self, num_sequences: int, num_draft_tokens: int, seconds: float) -> None:
@@ -136,33 +145,62 @@ class Drafter:
         self._prior.observe(source.kind, num_drafted=num_drafted, num_accepted=num_accepted)
         source.observe(num_drafted, num_accepted)
         if source.kind is Kind.MODEL and (plain_s := self._costs.seconds(self._num_sequences)):
+            source.saved_s += num_accepted * plain_s[0]
             self._allowance.gain(num_accepted * plain_s[0] / self._num_sequences)
 
     def _offers(self, decoding: list[S]) -> Iterable[Offer[S]]:
+        may_use_model = len(decoding) <= _MAX_SEQUENCES and self._allowance.allows_drafts
         for sequence in islice(decoding, _MAX_SEQUENCES):
-            if (max_tokens := sequence.max_draft_tokens) <= 0:
-                continue
             if (source := sequence.draft_source) is None:
                 source = sequence.draft_source = DraftSource(self._prior)
+                source.saved_s = -self._allowance.of_each_s
+            if (max_tokens := sequence.max_draft_tokens) <= 0:
+                continue
             source.num_steps_behind += 1
             tokens = sequence.tokens
             if self._ngrams and (found := source.draft(tokens, sequence.ending_token_ids, max_tokens)):
                 yield sequence, source, Draft(len(found), tuple(found))
                 continue
             max_tokens = min(max_tokens, self._model_context - len(tokens) - 1)
-            if max_tokens > 0 and self._allowance.allows_drafts and not sequence.largest_image_tokens:
+            if max_tokens > 0 and may_use_model and not sequence.largest_image_tokens:
                 yield sequence, source, source.proposal(max_tokens)
 
-    def _pays_catch_up(self, num_behind: int, source: DraftSource, num_sequences: int) -> bool:
-        """True if the drafts of this step are expected to save the time of so many tokens of the draft model, were the
-        sequence to go on as long as it has since those before were computed, and all others to catch up too. What was
-        begun is completed."""
+    def _catching_up(self, offers: list[Offer[S]], decoding: list[S]) -> Offer[S] | None:
+        """The sequence of which the draft model computes what it has not in this step."""
+        behind = [offer for offer in offers if _num_behind(offer) > _FEW_BEHIND]
+        if not behind or (len(decoding) > 1 and len(offers) < len(decoding)):
+            return None
+        catch_up_s = sum(map(_num_behind, behind)) * self._proposal_costs.row_s
+        for offer in behind:
+            if self._pays_catch_up(catch_up_s, offer[1], decoding):
+                offer[1].is_catching_up = True
+                return offer
+        return None
+
+    def _pays_catch_up(self, catch_up_s: float, source: DraftSource, decoding: list[S]) -> bool:
+        """True if the drafts of this step are expected to save the time until all have caught up, were the sequence to
+        go on as long as it has since its tokens were computed, and if each can lose as much. What was begun is
+        completed."""
         if source.is_catching_up:
             return True
-        (plain_s,) = self._costs.seconds(num_sequences)
+        (plain_s,) = self._costs.seconds(len(decoding))
         saved_s = (1.0 - 1.0 / self._gain) * plain_s * source.num_steps_behind
-        row_s = self._proposal_costs.row_s
-        return num_sequences * num_behind * row_s <= saved_s and self._allowance.takes_catch_up(num_behind * row_s)
+        if catch_up_s > saved_s or not self._allowance.takes_catch_up(catch_up_s):
+            return False
+        return len(decoding) == 1 or all(
+            catch_up_s <= self._balance_s(each) + self._allowance.ahead_s(each.max_draft_tokens) for each in decoding
+        )
+
+    def _is_unfair(self, drafts: dict[S, Draft], decoding: list[S]) -> bool:
+        """True if the draft model's drafts of some cost others more than those may lose."""
+        if len(drafts) == len(decoding) or all(draft.token_ids for draft in drafts.values()):
+            return False
+        return any(self._balance_s(each) < 0.0 for each in decoding if each not in drafts)
+
+    def _balance_s(self, sequence: S) -> float:
+        """What drafts of other sequences may still cost this one."""
+        source = sequence.draft_source
+        return self._allowance.of_each_s + source.saved_s if source is not None else 0.0
 
     def _best_lengths(self, offers: list[Offer[S]], num_sequences: int) -> list[int]:
         """How much of each draft the step should compute: the tokens most likely to be right, as long as they pay."""
@@ -186,6 +224,19 @@ class Drafter:
         for token in tokens[:best]:
             lengths[token.offer] += 1
         return lengths
+
+
+def _num_behind(offer: Offer[S]) -> int:
+    """Tokens that the draft model has to compute first."""
+    sequence, source, draft = offer
+    return 0 if draft.token_ids else len(sequence.tokens) - source.num_modelled
+
+
+def _shortened(offers: list[Offer[S]], lengths: list[int]) -> dict[S, Draft]:
+    """The drafts that have a length."""
+    return {
+        sequence: draft.first(length) for (sequence, _, draft), length in zip(offers, lengths, strict=True) if length
+    }
 
 
 def _draft_tokens(offers: list[Offer[S]]) -> list[_DraftToken]:

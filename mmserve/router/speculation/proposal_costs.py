@@ -12,7 +12,8 @@ from mmserve.router.speculation.step_costs import StepCosts
 _ROWS_OF_A_PASS = 2
 """A first pass of at most so many tokens a sequence is one like the others: the last token, and the last one of a draft
 that was right."""
-_WEIGHT = 0.2
+_WEIGHT, _MANY_ROWS = 0.2, 64
+"""What is learned of the time of a token. A pass with fewer rows takes as long as one with few of them."""
 
 
 class ProposalCosts:
@@ -36,7 +37,10 @@ class ProposalCosts:
             return 0.0
         first_s = max(0.0, seconds - (num_passes - 1) * self.pass_seconds(num_sequences)[-1])
         row_s = first_s / num_rows
-        self.row_s = row_s if not self.row_s else self.row_s + _WEIGHT * (row_s - self.row_s)
+        if not self.row_s:
+            self.row_s = row_s
+        elif num_rows >= _MANY_ROWS:
+            self.row_s += _WEIGHT * (row_s - self.row_s)
         return first_s
 
     def pass_seconds(self, num_sequences: int) -> list[float]:

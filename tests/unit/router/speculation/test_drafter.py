@@ -254,6 +254,52 @@ def test_short_answers_lose_little_to_a_poor_draft_model(
     assert sum(taken_s) <= 6 * plain_s / 0.985
 
 
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("num_answers", [4, 16])
+@pytest.mark.parametrize("row_s", [0.00001, 0.0002])
+@pytest.mark.parametrize("rows_cost", [0.0, 0.025])
+def test_many_answers_after_one_lose_little_to_their_prompts(
+    share: float, num_answers: int, row_s: float, rows_cost: float
+) -> None:
+    """What drafts saved of one answer does not pay for the draft model's computation of many prompts at once."""
+
+    def step_s(rows: int) -> float:
+        return 0.01 * (1.0 + rows_cost * (rows - 1))
+
+    drafter = model_drafter(0.001, row_s)
+    generate_with_model(stories(1, 150), drafter, share, step_s, 0.001, row_s)
+    for _ in range(2):
+        answers = stories(num_answers, 150, length=131)
+        seconds, _, _ = generate_with_model(answers, drafter, share, step_s, 0.001, row_s)
+        assert seconds <= 128 * step_s(num_answers) / 0.97
+
+
+def test_many_answers_gain_where_their_prompts_take_the_draft_model_little() -> None:
+    drafter = model_drafter(0.001, 0.00001)
+    generate_with_model(stories(1, 150), drafter, 0.8, lambda rows: 0.01, 0.001, 0.00001)
+    seconds, _, _ = generate_with_model(stories(4, 150), drafter, 0.8, lambda rows: 0.01, 0.001, 0.00001)
+    assert seconds < 397 * 0.01 / 1.5
+
+
+def test_an_answer_about_a_picture_loses_little_to_drafts_of_others() -> None:
+    """The draft model proposes nothing for it, so the others do not get drafts that make its steps longer."""
+    drafter = model_drafter(0.002, 0.00001)
+    generate_with_model(stories(1, 150), drafter, 0.9, lambda rows: 0.01, 0.002, 0.00001)
+    answers = stories(4, 20, length=203)
+    answers[0].largest_image_tokens = 16
+    seconds, _, num_drafted = generate_with_model(answers, drafter, 0.9, lambda rows: 0.01, 0.002, 0.00001)
+    assert seconds <= 200 * 0.01 / 0.97
+    assert not num_drafted
+
+
+def test_of_more_sequences_than_get_drafts_the_draft_model_computes_nothing() -> None:
+    drafter = model_drafter(0.001, 0.0)
+    drafter.observe_step(33, 0, 0.01)
+    answers = stories(33, prompt=5)
+    assert drafter.drafts(answers[:32])
+    assert not drafter.drafts(answers)
+
+
 def test_a_long_prompt_is_computed_only_for_an_answer_that_is_long_too() -> None:
     drafter = model_drafter(0.001, 0.00005)
     drafted = [

@@ -40,6 +40,12 @@ def test_a_long_first_pass_tells_about_its_tokens() -> None:
     assert costs.row_s == pytest.approx(0.001, rel=0.01)
 
 
+def test_a_first_pass_with_few_rows_tells_nothing_about_long_ones() -> None:
+    costs = ProposalCosts(DraftTimes(0.002, 0.0001))
+    assert costs.observe(1, 1, 20, 0.003) == pytest.approx(0.003)
+    assert costs.row_s == 0.0001
+
+
 def test_a_pass_that_failed_tells_nothing_and_is_paid() -> None:
     costs = ProposalCosts(DraftTimes(0.002, 0.0001))
     assert costs.observe(1, 1, 0, 0.3) == 0.3
