@@ -1,7 +1,7 @@
 """What drafts save, of ``--speculative ngram`` or of a draft model, and what they cost where they are mostly wrong.
 
     python -m benchmarks.speculation --model DIR [--draft-model DIR] [--clients 1 16] [--loads JSON ...] [--tokens 256]
-        [--rounds 3] [--json FILE] [--serve-args "..."]
+        [--rounds 3] [--after-one] [--json FILE] [--serve-args "..."]
 
 With ``--draft-model`` drafts are that model's (``--speculative-model``) instead of n-grams. Without a small model of
 the same tokens, ``python -m benchmarks.first_layers`` makes one of the model's own first layers.
@@ -13,6 +13,9 @@ A story is sampled, once greedily, so that it soon repeats itself, and once at t
 Each client has a text of its own. Their answers must be equal on both servers, as they are with our own kernels; the
 first that differ end the program. A time is that of all clients' requests together, whose prompts are in the prefix
 cache; the factor is the median of the rounds' ratios, after one round that does not count.
+
+``--after-one``: in each round one client asks alone first, which is not timed, and all clients' prompts are new to the
+server. So drafts that were good for one client meet as many prompts as there are clients. All rounds count.
 
 The model must be able to copy: SmolLM2-135M is. The packaged one answers too briefly.
 """
@@ -83,6 +86,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="+", help="beginnings of the loads' names; default: all")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--after-one", action="store_true")
     parser.add_argument("--serve-args", default="", help="flags for both servers")
     parser.add_argument("--json", help="also write the rows here")
     arguments = parser.parse_args()
@@ -103,29 +107,43 @@ def main() -> None:
 
 def _row(targets: list[Target], load: Load, arguments: argparse.Namespace) -> Row:
     seconds: list[list[float]] = [[], []]
-    before = _drafts(targets[1])
-    for _ in range(arguments.rounds + 1):
+    drafts = [0.0, 0.0, 0.0]
+    for number in range(arguments.rounds + 1):
+        asked = _new(load, number) if arguments.after_one else load
         answers = []
         for target, times in zip(targets, seconds, strict=True):
-            started_s = time.perf_counter()
-            answers.append(_ask(target, load, arguments.tokens))
+            if arguments.after_one:
+                _ask(target, _new(load, number + arguments.rounds + 1, 1), arguments.tokens)
+            before, started_s = _drafts(target), time.perf_counter()
+            answers.append(_ask(target, asked, arguments.tokens))
             times.append(time.perf_counter() - started_s)
+            drafts = [known + now - first for known, now, first in zip(drafts, _drafts(target), before, strict=True)]
         for one, other in zip(*answers, strict=True):
             if one != other:
                 raise SystemExit(f"{load.name}: the answers differ: {one!r} and {other!r}")
-    drafted, accepted = (after - first for after, first in zip(_drafts(targets[1]), before, strict=True))
-    ratios = [plain / drafting for plain, drafting in zip(seconds[0][1:], seconds[1][1:], strict=True)]
+    drafted, accepted, draft_s = drafts
+    draft_model_part = draft_s / sum(seconds[1])
+    if not arguments.after_one:
+        seconds = [times[1:] for times in seconds]
+    ratios = [plain / drafting for plain, drafting in zip(*seconds, strict=True)]
     num_tokens = arguments.tokens * len(load.prompts)
     return {
         "clients": len(load.prompts),
         "load": load.name,
-        "none tokens/s": num_tokens / statistics.median(seconds[0][1:]),
-        "drafts tokens/s": num_tokens / statistics.median(seconds[1][1:]),
+        "none tokens/s": num_tokens / statistics.median(seconds[0]),
+        "drafts tokens/s": num_tokens / statistics.median(seconds[1]),
         "factor": statistics.median(ratios),
+        "least": min(ratios),
         "drafted %": 100 * drafted / (num_tokens * (arguments.rounds + 1)),
         "accepted %": 100 * accepted / drafted if drafted else 0.0,
+        "draft model %": 100 * draft_model_part,
         "copied %": 100 * _copied(answers[1], load.copies),
     }
+
+
+def _new(load: Load, number: int, num_clients: int | None = None) -> Load:
+    """The load for so many clients, with prompts that no other number has."""
+    return load._replace(prompts=[f"Number {number}. {prompt}" for prompt in load.prompts[:num_clients]])
 
 
 def _copied(answers: list[str], copies: list[str]) -> float:
@@ -157,15 +175,14 @@ def _ask(target: Target, load: Load, num_tokens: int) -> list[str]:
         return list(pool.map(answer, load.prompts))
 
 
-def _drafts(target: Target) -> tuple[float, float]:
-    """Drafted tokens, and those that were accepted."""
+def _drafts(target: Target) -> list[float]:
+    """Drafted tokens, those that were accepted, and seconds of the draft model."""
     with urllib.request.urlopen(f"{target.url}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    drafted, accepted = (
+    return [
         sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"mmserve:{name}"))
-        for name in ("draft_tokens_total", "accepted_draft_tokens_total")
-    )
-    return drafted, accepted
+        for name in ("draft_tokens_total", "accepted_draft_tokens_total", "draft_seconds_sum")
+    ]
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def serve(
         result = engine.step(plan)
         metrics["steps"] += 1
         metrics["draft_rows"] += result.num_draft_rows
-        draft_s = 0.001 if result.proposals else 0.0
+        draft_s = 0.0001 if result.proposals else 0.0
         scheduler.apply(plan, msgspec.structs.replace(result, forward_s=0.01 + draft_s, draft_s=draft_s))
         for _, reply in scheduler.take_replies():
             tokens, logprobs, _ = answers[reply.id]
