@@ -34,7 +34,8 @@ inline V short_exponential(V x, float shift) {
     using Integers = decltype(x < x);
     constexpr float kLog2e = 1.44269504088896341f;
     constexpr float kToInteger = 0x1.8p23f + 127;  // leaves the exponent of 2^n, as a float has it, in the lowest bits
-    const V lowest = tile::broadcast<V>(-127.f), bounded = tile::maximum<V>(lowest, x * kLog2e - shift * kLog2e);
+    const V lowest = tile::keep_in_register(tile::broadcast<V>(-127.f));  // else GCC 12 makes no maximum of the next line
+    const V bounded = tile::maximum<V>(lowest, x * kLog2e - shift * kLog2e);
     const V shifted = bounded + kToInteger, r = bounded - (shifted - kToInteger);
     V y = tile::broadcast<V>(9.570101757e-3f);
     for (float c : {5.591786031e-2f, 2.402474483e-1f, 6.931218147e-1f, 9.999992614e-1f}) y = y * r + c;

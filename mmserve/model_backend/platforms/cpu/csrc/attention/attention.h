@@ -28,75 +28,95 @@ void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* sc
     }
 }
 
+// The keys [first, end) that a row attends to.
+struct Reach {
+    int64_t first, end;
+};
+
 // Consecutive query tokens of one sequence, for some KV heads. A row is a query head of a token.
 template <class Cache>
 struct QueryTile {
+    using Input = typename Cache::Input;
     Cache cache;
-    int64_t rows;      // of one KV head
-    int64_t heads;     // KV heads
-    int64_t group;     // query heads of a KV head
-    int64_t position;  // of the first token
-    int64_t window;       // 0: none
-    const int64_t* ends;  // of each token, or null
-    float* out;                // [heads, rows, cache.columns()]
-    float* scores;             // [heads, rows, kKeyTile]
-    typename Cache::Input* weights;  // the same; where the scores are if they have one type
+    int64_t rows;   // of one KV head
+    int64_t heads;  // KV heads
+    const Input* q;                   // [heads, rows, dim]
+    float* out;                       // [heads, rows, cache.columns()]
+    float* scores;                    // of a part: [heads, rows, kKeyTile]
+    Input* weights;                   // the same; where the scores are if they have one type
+    typename Cache::Softmax* softmax;  // [heads, rows]
+    const Reach* reaches;             // [rows]
 
-    // The first key tile that a row attends to. Tiles lie at multiples of kKeyTile, so that a row's sums do not depend
-    // on the rows computed with it.
-    int64_t first_token() const { return window ? std::max<int64_t>(0, position - window + 1) / kKeyTile * kKeyTile : 0; }
-
-    void update_softmax(int64_t first, int64_t last, typename Cache::Softmax* softmax) const {
-        const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
-        for (int64_t r = 0; r < rows * heads; ++r) {
-            const int64_t token = r % rows / group, after = position + token + 1;
-            const int64_t end = ends ? ends[token] : after;
-            const int64_t hidden = window ? after - window - first : 0;
-            softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, weights + r * kKeyTile,
-                              out + r * cache.columns(), cache.columns());
+    // Adds what the rows find at the keys [from, end), which begin with a key tile.
+    void attend(int64_t from, int64_t end) const {
+        for (int64_t first = from; first < end; first += kKeyTile) {
+            const int64_t last = std::min(end, first + kKeyTile);
+            for_each_part(cache, heads, [&](const Part& part) {
+                const int64_t row = part.head * rows;
+                score_part(cache, part, q + row * cache.dim, rows, first, last, end, first == from, scores);
+                for (int64_t h = 0; h < part.heads; ++h) weigh(row + h * rows, first, last, h * rows * kKeyTile);
+                add_part(cache, part, weights, rows, first, last, end, out + row * cache.columns());
+            });
         }
+    }
+
+private:
+    // Turns a head's scores of the keys [first, last) into weights. Its first row and score are `row` and `at`.
+    void weigh(int64_t row, int64_t first, int64_t last, int64_t at) const {
+        const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock, columns = cache.columns();
+        for (int64_t r = 0; r < rows; ++r, ++row, at += kKeyTile)
+            softmax[row].update(scores + at, reaches[r].first - first, reaches[r].end - first, scored, weights + at,
+                                out + row * columns, columns);
     }
 };
 
+// Room for all rows of a task.
 template <class Cache>
-void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads) {
+struct Scratch {
     using Input = typename Cache::Input;
-    const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim;
-    const int64_t* ends = job.ends ? job.ends + t[0] : nullptr;
-    const int64_t end = ends ? ends[t[1] - 1] : t[2] + t[1];  // of the last token, which attends furthest
-    const Cache cache(job, t[3], first_head);
-    const int64_t columns = cache.columns();
-    float* out = memory::scratch<struct Results, float>(heads * rows * (columns + kKeyTile) + group * dim);
-    float *scores = out + heads * rows * columns, *scaled = scores + heads * rows * kKeyTile;
-    Input *q = memory::scratch<struct Queries, Input>(heads * rows * (dim + kKeyTile)), *weights = q + heads * rows * dim;
-    if constexpr (std::is_same_v<Input, float>) weights = scores;
-    const QueryTile<Cache> tile{cache, rows, heads, group, t[2], job.window, ends, out, scores, weights};
+    float *out, *scores, *scaled;
+    Input *q, *weights;
     typename Cache::Softmax softmax[kMaxRows];
-    for (int64_t h = 0; h < heads; ++h) gather_queries<Cache>(job, t, first_head + h, scaled, q + h * rows * dim);
-    std::fill(out, out + heads * rows * columns, 0.f);
-    for (int64_t first = tile.first_token(); first < end; first += kKeyTile) {
-        const int64_t last = std::min(end, first + kKeyTile);
-        score_tile(cache, q, rows, heads, first, last, end, first == tile.first_token(), scores);
-        tile.update_softmax(first, last, softmax);
-        add_tile(cache, weights, rows, heads, first, last, end, out);
+
+    Scratch(int64_t rows, int64_t group, int64_t dim, int64_t columns) {
+        out = memory::scratch<struct Results, float>(rows * (columns + kKeyTile) + group * dim);
+        scores = out + rows * columns;
+        scaled = scores + rows * kKeyTile;
+        q = memory::scratch<struct Queries, Input>(rows * (dim + kKeyTile));
+        if constexpr (std::is_same_v<Input, float>)
+            weights = scores;
+        else
+            weights = q + rows * dim;
+        std::fill(out, out + rows * columns, 0.f);
     }
-    for (int64_t r = 0; r < rows * heads; ++r) {
-        const int64_t row = r % rows, head = (first_head + r / rows) * group + row % group;
-        float* to = job.out + ((t[0] + row / group) * job.heads + head) * dim;
-        const float sum = softmax[r].sum();
-        for (int64_t i = 0; i < dim; ++i) to[i] = out[r * columns + i] / sum;
-    }
+};
+
+// Divides a row's results by the sum of its weights.
+template <class Softmax>
+void store_result(const float* out, const Softmax& softmax, int64_t dim, float* to) {
+    const float sum = softmax.sum();
+    for (int64_t i = 0; i < dim; ++i) to[i] = out[i] / sum;
 }
 
-// Adds what the rows of a tile find at the keys [from, end), which begin with a key tile. q: [heads, rows, dim].
 template <class Cache>
-void attend_keys(const QueryTile<Cache>& tile, const typename Cache::Input* q, int64_t from, int64_t end,
-                 typename Cache::Softmax* softmax) {
-    for (int64_t first = from; first < end; first += kKeyTile) {
-        const int64_t last = std::min(end, first + kKeyTile);
-        score_tile(tile.cache, q, tile.rows, tile.heads, first, last, end, first == from, tile.scores);
-        tile.update_softmax(first, last, softmax);
-        add_tile(tile.cache, tile.weights, tile.rows, tile.heads, first, last, end, tile.out);
+void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads) {
+    const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim;
+    const Cache cache(job, t[3], first_head);
+    const int64_t columns = cache.columns();
+    Scratch<Cache> s(heads * rows, group, dim, columns);
+    Reach reaches[kMaxRows];
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t token = r / group, after = t[2] + token + 1;
+        reaches[r] = {job.window ? after - job.window : 0, job.ends ? job.ends[t[0] + token] : after};
+    }
+    for (int64_t h = 0; h < heads; ++h) gather_queries<Cache>(job, t, first_head + h, s.scaled, s.q + h * rows * dim);
+    // Key tiles lie at multiples of kKeyTile, so that a row's sums do not depend on the rows computed with it.
+    const int64_t from = std::max<int64_t>(0, reaches[0].first) / kKeyTile * kKeyTile;
+    QueryTile<Cache>{cache, rows, heads, s.q, s.out, s.scores, s.weights, s.softmax, reaches}.attend(
+        from, reaches[rows - 1].end);  // the last token attends furthest
+    for (int64_t r = 0; r < rows * heads; ++r) {
+        const int64_t row = r % rows, head = (first_head + r / rows) * group + row % group;
+        store_result(s.out + r * columns, s.softmax[r], dim, job.out + ((t[0] + row / group) * job.heads + head) * dim);
     }
 }
 
@@ -104,30 +124,24 @@ void attend_keys(const QueryTile<Cache>& tile, const typename Cache::Input* q, i
 // So every row's operations are those of attend_tile, in their order.
 template <class Cache>
 void attend_together(const Job& job, const Piece& piece, int64_t first_head, int64_t heads) {
-    using Input = typename Cache::Input;
     const int64_t group = job.heads / job.kv_heads, rows = piece.count * group, dim = job.dim;
     const Cache cache(job, piece.tiles[3], first_head);
     const int64_t columns = cache.columns();
-    float* out = memory::scratch<struct Results, float>(heads * rows * (columns + kKeyTile) + group * dim);
-    float *scores = out + heads * rows * columns, *scaled = scores + heads * rows * kKeyTile;
-    Input *q = memory::scratch<struct Queries, Input>(heads * rows * (dim + kKeyTile)), *weights = q + heads * rows * dim;
-    if constexpr (std::is_same_v<Input, float>) weights = scores;
-    typename Cache::Softmax softmax[kMaxRows];
-    std::fill(out, out + heads * rows * columns, 0.f);
+    Scratch<Cache> s(heads * rows, group, dim, columns);
+    Reach reaches[kMaxRows];
     for (int64_t r = 0; r < heads * rows; r += group)
-        gather_queries<Cache>(job, piece.tile(r % rows / group), first_head + r / rows, scaled, q + r * dim);
-    const QueryTile<Cache> all{cache, rows, heads, group, piece.shared, 0, nullptr, out, scores, weights};
-    attend_keys(all, q, 0, piece.shared, softmax);
+        gather_queries<Cache>(job, piece.tile(r % rows / group), first_head + r / rows, s.scaled, s.q + r * dim);
+    std::fill(reaches, reaches + rows, Reach{0, piece.shared});
+    QueryTile<Cache>{cache, rows, heads, s.q, s.out, s.scores, s.weights, s.softmax, reaches}.attend(0, piece.shared);
     for (int64_t r = 0; r < heads * rows; r += group) {
         const int64_t *t = piece.tile(r % rows / group), head = first_head + r / rows;
-        const QueryTile<Cache> own{Cache(job, t[3], head), group, 1, group, t[2], 0, nullptr, out + r * columns,
-                                   scores + r * kKeyTile, weights + r * kKeyTile};
-        attend_keys(own, q + r * dim, piece.shared, t[2] + 1, softmax + r);
-        for (int64_t row = r; row < r + group; ++row) {
-            float* to = job.out + (t[0] * job.heads + head * group + row - r) * dim;
-            const float sum = softmax[row].sum();
-            for (int64_t i = 0; i < dim; ++i) to[i] = out[row * columns + i] / sum;
-        }
+        std::fill(reaches, reaches + group, Reach{0, t[2] + 1});
+        QueryTile<Cache>{Cache(job, t[3], head), group,     1,       s.q + r * dim, s.out + r * columns,
+                         s.scores,               s.weights, s.softmax + r, reaches}
+            .attend(piece.shared, t[2] + 1);
+        for (int64_t row = r; row < r + group; ++row)
+            store_result(s.out + row * columns, s.softmax[row], dim,
+                         job.out + (t[0] * job.heads + head * group + row - r) * dim);
     }
 }
 

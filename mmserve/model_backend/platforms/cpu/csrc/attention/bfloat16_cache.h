@@ -76,48 +76,55 @@ inline void prefetch(const uint16_t* from, int64_t count) {
 
 constexpr int kBlockVectors = kBlock / tile::kLanes<linear::Vector>;
 
+// Each head alone: faster than the scores of all heads and then the values of all.
+template <class Mode, class Body>
+void for_each_part(const Bfloat16Cache<Mode>&, int64_t heads, const Body& body) {
+    for (int64_t head = 0; head < heads; ++head) body(Part{head, 1});
+}
+
 // Scores of M rows and B blocks of one head. Prefetches other blocks, of keys and of values.
 template <class Mode, int M, int B>
 void score_blocks(const typename Mode::Input* q, int64_t dim, const uint16_t* const (&keys)[B],
                   const uint16_t* const (&ahead)[B], const uint16_t* const (&beside)[B], float* scores) {
-    linear::Sums<M, kBlockVectors> sums[B];
-    for (int64_t i = 0; i < dim; i += 2)
+    linear::Sums<M, B * kBlockVectors> sums;
+    const int64_t apart = keys[B - 1] - keys[0];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < dim; i += 2) {
 #pragma GCC unroll 2
-        for (int b = 0; b < B; ++b) {
-            prefetch(ahead[b] + i * kBlock, 2 * kBlock);
-            prefetch(beside[b] + i * kBlock, 2 * kBlock);
-            Mode::template add<M, kBlockVectors>(sums[b], q + i, dim, keys[b] + i * kBlock);
+            for (int b = 0; b < B; ++b) {
+                prefetch(ahead[b] + i * kBlock, 2 * kBlock);
+                prefetch(beside[b] + i * kBlock, 2 * kBlock);
+            }
+            Mode::template add<M, B * kBlockVectors, kBlockVectors>(sums, q + i, dim, keys[0] + i * kBlock, apart);
         }
-#pragma GCC unroll 2
-    for (int b = 0; b < B; ++b) sums[b].store(scores + b * kBlock, kKeyTile, {});
+    sums.store(scores, kKeyTile, {});
 }
 
-// Scores of all rows and tokens [first, last), a key tile or the begin of one, of a sequence of `end` tokens. Prefetches
-// the keys of the next tile, and this tile's values if `is_first`: those of others are prefetched by add_tile.
+// Scores of a head's rows and tokens [first, last), a key tile or the begin of one, of a sequence of `end` tokens. Prefetches
+// the keys of the next tile, and this tile's values if `is_first`: those of others are prefetched by add_part.
 template <class Mode>
-void score_tile(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* q, int64_t rows, int64_t heads,
+void score_part(const Bfloat16Cache<Mode>& cache, const Part& part, const typename Mode::Input* q, int64_t rows,
                 int64_t first, int64_t last, int64_t end, bool is_first, float* scores) {
-    for (int64_t h = 0; h < heads; ++h, q += rows * cache.dim, scores += rows * kKeyTile)
-        linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
-            tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
-                constexpr int kTogether = 2 * m * kBlockVectors <= linear::kMaxSums ? 2 : 1;
-                const auto score = [&]<int B>(int64_t token, std::integral_constant<int, B>) {
-                    const uint16_t *keys[B], *ahead[B], *beside[B];
-                    for (int b = 0; b < B; ++b) {
-                        const int64_t from = token + b * kBlock, next = from + kKeyTile;
-                        keys[b] = cache.key(from, h);
-                        ahead[b] = row || next >= end ? keys[b] : cache.key(next, h);
-                        beside[b] = row || !is_first ? keys[b] : cache.value(from, h);
-                    }
-                    score_blocks<Mode, m, B>(q + row * cache.dim, cache.dim, keys, ahead, beside,
-                                             scores + row * kKeyTile + token - first);
-                };
-                int64_t token = first;
-                for (; token + (kTogether - 1) * kBlock < last; token += kTogether * kBlock)
-                    score(token, std::integral_constant<int, kTogether>());
-                for (; token < last; token += kBlock) score(token, std::integral_constant<int, 1>());
-            });
+    linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
+        tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
+            constexpr int kTogether = 2 * m * kBlockVectors <= linear::kMaxSums ? 2 : 1;
+            const auto score = [&]<int B>(int64_t token, std::integral_constant<int, B>) {
+                const uint16_t *keys[B], *ahead[B], *beside[B];
+                for (int b = 0; b < B; ++b) {
+                    const int64_t from = token + b * kBlock, next = from + kKeyTile;
+                    keys[b] = cache.key(from, part.head);
+                    ahead[b] = row || next >= end ? keys[b] : cache.key(next, part.head);
+                    beside[b] = row || !is_first ? keys[b] : cache.value(from, part.head);
+                }
+                score_blocks<Mode, m, B>(q + row * cache.dim, cache.dim, keys, ahead, beside,
+                                         scores + row * kKeyTile + token - first);
+            };
+            int64_t token = first;
+            for (; token + (kTogether - 1) * kBlock < last; token += kTogether * kBlock)
+                score(token, std::integral_constant<int, kTogether>());
+            for (; token < last; token += kBlock) score(token, std::integral_constant<int, 1>());
         });
+    });
 }
 
 // out += weights values, of M rows, C vectors of columns from `column` on, and tokens [first, last) of one head. Behind
@@ -132,6 +139,7 @@ void add_columns(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* w
         const uint16_t* ahead = block + kKeyTile < end ? cache.value(block + kKeyTile, head) + 2 * column : values;
         const int64_t tokens = std::min(kBlock, last - block);
         const auto* from = weights + block - first;
+#pragma GCC unroll 8
         for (int64_t token = 0; token + 2 <= tokens; token += 2, values += 2 * dim, ahead += 2 * dim) {
             prefetch(ahead, 2 * sums.kColumns);
             Mode::template add<M, C>(sums, from + token, kKeyTile, values);
@@ -147,25 +155,24 @@ void add_columns(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* w
 
 // Adds the weighted values of tokens [first, last), a key tile or the begin of one. Prefetches those of the next tile.
 template <class Mode>
-void add_tile(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* weights, int64_t rows, int64_t heads,
+void add_part(const Bfloat16Cache<Mode>& cache, const Part& part, const typename Mode::Input* weights, int64_t rows,
               int64_t first, int64_t last, int64_t end, float* out) {
     const int64_t dim = cache.dim;
-    for (int64_t h = 0; h < heads; ++h, weights += rows * kKeyTile, out += rows * dim)
-        linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
-            const auto* from = weights + row * kKeyTile;
-            const int64_t prefetched = row ? 0 : end;
-            float* to = out + row * dim;
-            tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
-                constexpr int kWide = 2 * linear::kTileVectors;
-                constexpr int kVectors = kWide * m <= linear::kMaxSums ? kWide : linear::kTileVectors;
-                constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
-                int64_t i = 0;
-                for (; i + kColumns <= dim; i += kColumns)
-                    add_columns<Mode, m, kVectors>(cache, from, h, i, first, last, prefetched, to + i);
-                for (; i < dim; i += kBlock)
-                    add_columns<Mode, m, kBlockVectors>(cache, from, h, i, first, last, prefetched, to + i);
-            });
+    linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
+        const auto* from = weights + row * kKeyTile;
+        const int64_t prefetched = row ? 0 : end;
+        float* to = out + row * dim;
+        tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
+            constexpr int kWide = 2 * linear::kTileVectors;
+            constexpr int kVectors = kWide * m <= linear::kMaxSums ? kWide : linear::kTileVectors;
+            constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
+            int64_t i = 0;
+            for (; i + kColumns <= dim; i += kColumns)
+                add_columns<Mode, m, kVectors>(cache, from, part.head, i, first, last, prefetched, to + i);
+            for (; i < dim; i += kBlock)
+                add_columns<Mode, m, kBlockVectors>(cache, from, part.head, i, first, last, prefetched, to + i);
         });
+    });
 }
 
 }  // namespace attention

@@ -159,11 +159,17 @@ inline void add_values(const Float32Cache& cache, const float* weights, const fl
     }
 }
 
-// As score_tile of bfloat16_cache.h. Keys are prefetched one block ahead.
-inline void score_tile(const Float32Cache& cache, const float* q, int64_t rows, int64_t heads, int64_t first,
+// All heads, whose keys and values are neighbours in memory.
+template <class Body>
+void for_each_part(const Float32Cache&, int64_t heads, const Body& body) {
+    body(Part{0, heads});
+}
+
+// As score_part of bfloat16_cache.h. Keys are prefetched one block ahead.
+inline void score_part(const Float32Cache& cache, const Part& part, const float* q, int64_t rows, int64_t first,
                        int64_t last, int64_t end, bool is_first, float* scores) {
     for (int64_t token = first; token < last; token += kBlock)
-        for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t h = 0; h < part.heads; ++h) {
             const int64_t next = token + kBlock;
             score_block(cache, q + h * rows * cache.dim, rows, cache.key(token, h),
                         next < end ? cache.key(next, h) : nullptr, is_first ? cache.value(token, h) : nullptr,
@@ -171,11 +177,11 @@ inline void score_tile(const Float32Cache& cache, const float* q, int64_t rows, 
         }
 }
 
-// As add_tile of bfloat16_cache.h.
-inline void add_tile(const Float32Cache& cache, const float* weights, int64_t rows, int64_t heads, int64_t first,
+// As add_part of bfloat16_cache.h.
+inline void add_part(const Float32Cache& cache, const Part& part, const float* weights, int64_t rows, int64_t first,
                      int64_t last, int64_t end, float* out) {
     for (int64_t token = first; token < last; token += kBlock)
-        for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t h = 0; h < part.heads; ++h) {
             const int64_t next = token + kKeyTile;
             add_values(cache, weights + h * rows * kKeyTile + token - first, rows, cache.value(token, h),
                        next < end ? cache.value(next, h) : nullptr, std::min(kBlock, last - token),

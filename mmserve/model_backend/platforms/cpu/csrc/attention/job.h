@@ -24,6 +24,11 @@ struct Job {
     const int64_t* ends = nullptr;  // if not null: of each token, the position after the last that it attends to
 };
 
+// KV heads whose rows are scored, weighed and added together.
+struct Part {
+    int64_t head, heads;
+};
+
 // Of a cache whose products have float32 inputs.
 struct ExactInputs {
     using Input = float;

@@ -10,6 +10,15 @@
 
 namespace attention {
 
+// Whether any number is larger. Sooner known than the largest number, which is seldom needed.
+inline bool exceeds(linear::Vector x, float bound) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+#else
+    return tile::horizontal_max(x) > bound;
+#endif
+}
+
 // The softmax of one row whose scores arrive in parts. The sum is that of the weights before they are rounded, in 16 lanes.
 struct RoundedSoftmax {
     using Vector = linear::Vector;
@@ -26,7 +35,8 @@ struct RoundedSoftmax {
         Vector highest = tile::load<Vector>(scores);
         for (int64_t j = kLanes; j < count; j += kLanes)
             highest = tile::maximum(highest, tile::load<Vector>(scores + j));
-        if (const float top = tile::horizontal_max(highest); top > largest) {
+        if (exceeds(highest, largest)) {
+            const float top = tile::horizontal_max(highest);
             if (largest != softmax::kMinusInfinity) {  // else they are zeros
                 const float scale = softmax::short_exponential(tile::broadcast<Vector>(largest), top)[0];
                 for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
@@ -34,12 +44,9 @@ struct RoundedSoftmax {
             }
             largest = top;
         }
-        for (int64_t j = 0; j < count; j += 16)
-            for (int64_t part = 0, first = j; part < kParts; ++part, first += kLanes) {
-                const Vector numbers = softmax::short_exponential(tile::load<Vector>(scores + first), largest);
-                linear::store_inputs(numbers, weights + first);
-                sums[part] += numbers;
-            }
+        int64_t j = 0;
+        for (; j + 32 <= count; j += 32) weigh<2>(scores + j, weights + j);
+        if (j < count) weigh<1>(scores + j, weights + j);
     }
 
     float sum() const {
@@ -47,6 +54,18 @@ struct RoundedSoftmax {
         for (const Vector& part : sums)
             for (int i = 0; i < kLanes; ++i) total += part[i];
         return total;
+    }
+
+private:
+    // N x 16 scores.
+    template <int N, class Input>
+    void weigh(const float* scores, Input* weights) {
+        Vector numbers[N * kParts];
+        for (int i = 0; i < N * kParts; ++i) {
+            numbers[i] = softmax::short_exponential(tile::load<Vector>(scores + i * kLanes), largest);
+            sums[i % kParts] += numbers[i];
+        }
+        linear::store_inputs(numbers, weights);
     }
 };
 

@@ -91,6 +91,22 @@ inline Words input_pairs(Vector even, Vector odd) {
 }
 #endif
 
+// Neighbouring vectors, two at a time where one instruction rounds both.
+template <int N, class Input>
+inline void store_inputs(const Vector (&x)[N], Input* out) {
+    constexpr int64_t kLanes = tile::kLanes<Vector>;
+    int i = 0;
+#ifdef __AVX512BF16__
+    if constexpr (sizeof(Input) == sizeof(uint16_t))
+        for (; i + 2 <= N; i += 2) {
+            const __m512bh halves =
+                _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(x[i + 1]), reinterpret_cast<__m512>(x[i]));
+            std::memcpy(out + i * kLanes, &halves, sizeof halves);
+        }
+#endif
+    for (; i < N; ++i) store_inputs(x[i], out + i * kLanes);
+}
+
 template <class Input>
 inline void round_inputs(const float* x, int64_t K, Input* out) {
     for (int64_t k = 0; k < K; k += tile::kLanes<Vector>) store_inputs(tile::load_first<Vector>(x + k, K - k), out + k);

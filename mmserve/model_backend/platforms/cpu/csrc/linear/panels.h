@@ -67,16 +67,22 @@ inline Weights<C> load(const float* from) {
     return weights;
 }
 
+// Vector c of pairs of inputs: kNear vectors follow each other, and the next ones are `apart` numbers further.
+template <int kNear>
+inline const uint16_t* word_vector(const uint16_t* from, int64_t apart, int c) {
+    return from + c / kNear * apart + 2 * (c % kNear) * tile::kLanes<Vector>;
+}
+
 // Of two neighbouring inputs the even or the odd one. Reads memory each time: AVX2 has no registers for both.
-template <int C, bool kOdd>
-inline Weights<C> load(const uint16_t* from) {
+template <int C, bool kOdd, int kNear = C>
+inline Weights<C> load(const uint16_t* from, int64_t apart = 0) {
 #if defined(__x86_64__) || defined(__aarch64__)
     asm volatile("" : "+r"(from));
 #endif
     Weights<C> weights;
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-        const Words pairs = tile::load<Words>(from + 2 * c * tile::kLanes<Vector>);
+        const Words pairs = tile::load<Words>(word_vector<kNear>(from, apart, c));
         weights.of[c] = tile::keep_in_register(reinterpret_cast<Vector>(kOdd ? pairs & 0xffff0000u : pairs << 16));
     }
     return weights;

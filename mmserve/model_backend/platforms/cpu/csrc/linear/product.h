@@ -13,7 +13,8 @@ namespace linear {
 template <int M, int C>
 using Sums = tile::Sums<Vector, M, C>;
 
-// Each mode's add() must be inline, so that sums stay in registers.
+// Each mode's add() must be inline, so that sums stay in registers. Of the C vectors of weights kNear follow each other, and
+// the next ones are `apart` numbers further.
 
 // float32 inputs and weights. Inputs in ascending order.
 struct Exact : Float32 {
@@ -33,10 +34,11 @@ struct Widened : Bfloat16 {
     static Rows<float> inputs(const Job& job) { return unrounded(job); }
     static constexpr bool kFlushes = false;
 
-    template <int M, int C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
-        sums.add(x, stride, load<C, false>(weights).of);
-        sums.add(x + 1, stride, load<C, true>(weights).of);
+    template <int M, int C, int kNear = C>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights,
+                                           int64_t apart = 0) {
+        sums.add(x, stride, load<C, false, kNear>(weights, apart).of);
+        sums.add(x + 1, stride, load<C, true, kNear>(weights, apart).of);
     }
 
     template <int M, int C>
@@ -54,12 +56,13 @@ struct Rounded : Bfloat16 {
 #if defined(__AVX512BF16__)
     using Input = uint16_t;
 
-    template <int M, int C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights) {
+    template <int M, int C, int kNear = C>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights,
+                                           int64_t apart = 0) {
         __m512bh numbers[C];
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c)
-            numbers[c] = reinterpret_cast<__m512bh>(tile::keep_in_register(tile::load<Words>(weights + 32 * c)));
+            numbers[c] = reinterpret_cast<__m512bh>(tile::keep_in_register(tile::load<Words>(word_vector<kNear>(weights, apart, c))));
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             const auto pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(tile::load<int32_t>(x + m * stride)));
@@ -72,11 +75,12 @@ struct Rounded : Bfloat16 {
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     using Input = uint16_t;
 
-    template <int M, int C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights) {
+    template <int M, int C, int kNear = C>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights,
+                                           int64_t apart = 0) {
         bfloat16x8_t numbers[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) numbers[c] = reinterpret_cast<bfloat16x8_t>(tile::load<Words>(weights + 8 * c));
+        for (int c = 0; c < C; ++c) numbers[c] = reinterpret_cast<bfloat16x8_t>(tile::load<Words>(word_vector<kNear>(weights, apart, c)));
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             const auto pair = reinterpret_cast<bfloat16x8_t>(Words{} + tile::load<uint32_t>(x + m * stride));
@@ -90,10 +94,11 @@ struct Rounded : Bfloat16 {
 #else
     using Input = float;
 
-    template <int M, int C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
-        sums.add(x + 1, stride, load<C, true>(weights).of);
-        sums.add(x, stride, load<C, false>(weights).of);
+    template <int M, int C, int kNear = C>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights,
+                                           int64_t apart = 0) {
+        sums.add(x + 1, stride, load<C, true, kNear>(weights, apart).of);
+        sums.add(x, stride, load<C, false, kNear>(weights, apart).of);
     }
 #endif
 
