@@ -41,7 +41,7 @@ inline f32x8 quick_gelu(f32x8 x) {
 template <class V>
 inline V short_silu(V x, float scale) {
     const V highest = tile::broadcast<V>(88.f), power = -scale * x;  // exp(88) is below the largest float
-    return x / (1.f + softmax::short_exponential(highest < power ? highest : power, 0.f));
+    return x / (1.f + softmax::short_exponential(tile::minimum<V>(highest, power), 0.f));
 }
 
 // x (0.5 + y P(y^2)), where y is x or the nearest number within 4.5 of zero, and x at least -4.5: below, the second factor
@@ -50,7 +50,7 @@ template <class V>
 inline V short_gelu(V x, const float (&coefficients)[10]) {
     constexpr float kBound = 4.5f;
     const V low = tile::broadcast<V>(-kBound), high = tile::broadcast<V>(kBound);
-    const V raised = low > x ? low : x, y = high < raised ? high : raised;
+    const V raised = tile::maximum(low, x), y = tile::minimum(high, raised);
     const V at = y * y * (2 / (kBound * kBound)) - 1.f;
     V sum = tile::broadcast<V>(coefficients[0]);
 #pragma GCC unroll 16

@@ -13,30 +13,11 @@
 #include "grouped/grouped_linear.h"
 #include "linear/linear.h"
 #include "linear/tiled_linear.h"
+#include "norms.h"
 #include "sampling.h"
 #include "softmax.h"
 
 namespace {
-
-// load(i) returns 8 numbers from i on.
-template <class Load>
-float sum_of(int64_t size, const Load& load) {
-    tile::f32x8 sums{};
-    for (int64_t i = 0; i < size; i += 8) sums += load(i);
-    float sum = 0.f;
-    for (int i = 0; i < 8; ++i) sum += sums[i];
-    return sum;
-}
-
-// out = x / sqrt(mean(x^2) + eps) * weight, of `size` numbers. out may be x.
-void rms_norm(const float* x, const float* weight, float eps, float* out, int64_t size) {
-    const float squares = sum_of(size, [=](int64_t i) {
-        const tile::f32x8 values = tile::load<tile::f32x8>(x + i);
-        return values * values;
-    });
-    const float scale = 1.f / std::sqrt(squares / static_cast<float>(size) + eps);
-    for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale * weight[i];
-}
 
 // Turns `half` pairs: number i and number i + half, or two adjacent numbers.
 template <bool kAdjacent>
@@ -130,7 +111,7 @@ void mm_rows(const void* panels, int weights, const int64_t* indices, float* out
 
 void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t size) {
     pool::parallel_for_rows(rows, size, [=](int64_t row) {
-        rms_norm(x + row * size, weight, eps, out + row * size, size);
+        norms::rms_norm(x + row * size, weight, eps, out + row * size, size);
     });
 }
 
@@ -138,22 +119,14 @@ void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int
 void mm_head_norm(float* x, int64_t stride, const float* weight, float eps, int64_t rows, int64_t heads, int64_t dim) {
     pool::parallel_for_rows(rows, heads * dim, [=](int64_t row) {
         for (float *head = x + row * stride, *end = head + heads * dim; head < end; head += dim)
-            rms_norm(head, weight, eps, head, dim);
+            norms::rms_norm(head, weight, eps, head, dim);
     });
 }
 
 void mm_layer_norm(const float* x, const float* weight, const float* bias, float eps, float* out, int64_t rows,
                    int64_t size) {
     pool::parallel_for_rows(rows, size, [=](int64_t row) {
-        const float* from = x + row * size;
-        const float sum = sum_of(size, [=](int64_t i) { return tile::load<tile::f32x8>(from + i); });
-        const float mean = sum / static_cast<float>(size);
-        const float squares = sum_of(size, [=](int64_t i) {
-            const tile::f32x8 centred = tile::load<tile::f32x8>(from + i) - mean;
-            return centred * centred;
-        });
-        const float scale = 1.f / std::sqrt(squares / static_cast<float>(size) + eps);
-        for (int64_t i = 0; i < size; ++i) out[row * size + i] = (from[i] - mean) * scale * weight[i] + bias[i];
+        norms::layer_norm(x + row * size, weight, bias, eps, out + row * size, size);
     });
 }
 

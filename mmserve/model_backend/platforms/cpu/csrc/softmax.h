@@ -62,9 +62,11 @@ struct OnlineSoftmax {
         tile::f32x8 highest = tile::load<tile::f32x8>(scores);
         for (int64_t j = 8; j < count; j += 8) highest = tile::maximum(highest, tile::load<tile::f32x8>(scores + j));
         if (const float top = tile::horizontal_max(highest); top > largest) {
-            const float scale = std::exp(largest - top);
-            for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
-            sums *= scale;
+            if (largest != kMinusInfinity) {  // else there is nothing
+                const float scale = std::exp(largest - top);
+                for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
+                sums *= scale;
+            }
             largest = top;
         }
         for (int64_t j = 0; j < count; j += 8) {
@@ -74,11 +76,7 @@ struct OnlineSoftmax {
         }
     }
 
-    float sum() const {
-        float total = 0.f;
-        for (int i = 0; i < 8; ++i) total += sums[i];
-        return total;
-    }
+    float sum() const { return tile::horizontal_sum(sums); }
 };
 
 }  // namespace softmax

@@ -8,6 +8,10 @@
 #include <cstring>
 #include <type_traits>
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 namespace tile {
 
 typedef float f32x4 __attribute__((vector_size(16)));
@@ -90,9 +94,24 @@ inline f32x8 rounded(f32x8 value) {
     return value;
 }
 
+// b where one of them is NaN.
 template <class V>
 inline V maximum(V a, V b) {
+#ifdef __AVX512F__
+    if constexpr (sizeof(V) == 64)  // GCC 12 makes two instructions of the expression below
+        return reinterpret_cast<V>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#endif
     return a > b ? a : b;
+}
+
+// As maximum.
+template <class V>
+inline V minimum(V a, V b) {
+#ifdef __AVX512F__
+    if constexpr (sizeof(V) == 64)
+        return reinterpret_cast<V>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#endif
+    return a < b ? a : b;
 }
 
 inline float horizontal_max(f32x4 x) {
@@ -110,6 +129,12 @@ inline float horizontal_max(f32x16 x) {
     f32x8 halves[2];
     std::memcpy(halves, &x, sizeof x);
     return horizontal_max(maximum(halves[0], halves[1]));
+}
+
+inline float horizontal_sum(f32x8 x) {
+    x += __builtin_shuffle(x, i32x8{4, 5, 6, 7, 0, 1, 2, 3});
+    x += __builtin_shuffle(x, i32x8{2, 3, 0, 1, 6, 7, 4, 5});
+    return x[0] + x[1];
 }
 
 // 8 neighbouring numbers from bfloat16, which is the upper half of a float.

@@ -12,13 +12,14 @@
 
 #include "aligned_memory.h"
 #include "attention/rounded_softmax.h"
+#include "attention/transpose.h"
 #include "linear/linear.h"
 #include "softmax.h"
 #include "thread_pool.h"
 
 namespace encoder_attention {
 
-using linear::kPanel;
+using attention::kSide, linear::kPanel;
 
 constexpr int64_t kKeyTile = 288;  // most keys between two updates of the softmax, a multiple of kPanel
 constexpr int64_t kTaskRows = 48;  // query rows of one task
@@ -73,23 +74,26 @@ struct KeyTile {
     static int64_t size(int64_t dim, int64_t most) { return keys_size(dim, most) + round_up(dim, kPanel) * most; }
     int64_t padded() const { return round_up(count, kAlign); }
 
-    // Zeros where whole panels and pairs are read beyond `count` and dim.
+    // Zeros where whole panels and pairs of values are read beyond `count` and dim.
     void fill_up(int64_t dim) const {
-        const int64_t whole = count / kPanel, width = round_up(dim, kPanel);
-        if (count % kPanel) {
-            Number* last = keys + whole * Mode::panel_size(dim);
-            std::fill(last, last + Mode::panel_size(dim), Number{});
-        }
+        const int64_t width = round_up(dim, kPanel);
         const int64_t stored = dim % kPanel ? 0 : count / Mode::kDepth * kWordRow;
         for (int64_t start = 0; start < width; start += kPanel)
             std::fill(values + start * padded() + stored, values + (start + kPanel) * padded(), Number{});
     }
 
-    // row: of pack_row.
-    void set_key(int64_t key, const Number* row, int64_t dim) const {
+    // Keys [key, key + kSide), in rows of pack_row.
+    void set_keys(int64_t key, const Number* rows, int64_t stride, int64_t dim) const {
         Number* to = keys + key / kPanel * Mode::panel_size(dim) + key % kPanel * Mode::kDepth;
-        for (int64_t k = 0; k < dim; k += Mode::kDepth, to += kWordRow)
-            std::memcpy(to, row + k, sizeof(uint32_t));
+        for (int64_t k = 0; k < dim; k += kSide * Mode::kDepth) {
+            linear::Words words[kSide];
+#pragma GCC unroll 16
+            for (int64_t i = 0; i < kSide; ++i) words[i] = tile::load<linear::Words>(rows + i * stride + k);
+            attention::transpose(words);
+#pragma GCC unroll 16
+            for (int64_t i = 0; i < kSide && k + i * Mode::kDepth < dim; ++i)
+                std::memcpy(to + (k / Mode::kDepth + i) * kWordRow, &words[i], sizeof words[i]);
+        }
     }
 
     // The values of keys [key, key + kDepth).
@@ -100,12 +104,13 @@ struct KeyTile {
     }
 };
 
+// x * scale, as inputs of a product.
 template <class Mode>
-void convert_inputs(const float* x, int64_t size, typename Mode::Input* out) {
+void scale_inputs(const float* x, float scale, int64_t size, typename Mode::Input* out) {
     if constexpr (Mode::kFlushes)
-        linear::round_inputs(x, size, out);
+        linear::round_inputs(x, size, out, scale);
     else
-        std::copy(x, x + size, out);
+        for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale;
 }
 
 template <class Mode>
@@ -131,14 +136,18 @@ struct Sequence {
     void pack(const Job& job, int64_t index, int64_t head) const {
         const KeyTile<Mode> packed = tile(index, head, job.dim);
         packed.fill_up(job.dim);
-        auto* row = memory::scratch<struct Key, typename Mode::Number>(job.dim + kAlign);
+        const int64_t stride = round_up(job.dim, kSide * Mode::kDepth);
+        auto* rows = memory::scratch<struct Keys, typename Mode::Number>(kSide * stride);
         float* none = memory::scratch<struct NoValue, float>(job.dim);
         std::fill(none, none + job.dim, 0.f);
         const int64_t from = first_row + index * tile_keys();
-        for (int64_t key = 0; key < packed.count; ++key) {
-            prefetch(job.part(from + key + kAhead, 1, head), job.dim);
-            pack_row(job.part(from + key, 1, head), job.dim, row);
-            packed.set_key(key, row, job.dim);
+        for (int64_t key = 0; key < round_up(packed.count, kPanel); key += kSide) {
+            for (int64_t i = 0; i < kSide; ++i) {
+                prefetch(job.part(from + key + kAhead + i, 1, head), job.dim);
+                const bool exists = key + i < packed.count;
+                pack_row(exists ? job.part(from + key + i, 1, head) : none, job.dim, rows + i * stride);
+            }
+            packed.set_keys(key, rows, stride, job.dim);
         }
         for (int64_t key = 0; key < packed.count; key += Mode::kDepth) {
             for (int64_t i = 0; i < Mode::kDepth; ++i) prefetch(job.part(from + key + kAhead + i, 2, head), job.dim);
@@ -148,16 +157,18 @@ struct Sequence {
     }
 };
 
-// out += softmax(q keys^T) values for `rows` query rows: of one tile of keys, relative to the largest score so far.
+// out += softmax(q keys^T) values for `rows` query rows: of one tile of keys, relative to the largest score so far. The
+// first tile writes over `out`.
 template <class Mode>
-void attend(const KeyTile<Mode>& tile, int64_t rows, int64_t dim, const linear::Rows<typename Mode::Input>& q,
-            float* scores, typename Mode::Input* weights, SoftmaxOf<Mode>* softmax, float* out) {
+void attend(const KeyTile<Mode>& tile, bool is_first, int64_t rows, int64_t dim,
+            const linear::Rows<typename Mode::Input>& q, float* scores, typename Mode::Input* weights,
+            SoftmaxOf<Mode>* softmax, float* out) {
     const linear::Job score{nullptr, scores, rows, dim, kKeyTile, {}};
     for (int64_t panel = 0; panel * kPanel < tile.count; ++panel)
         linear::multiply_panel<Mode>(score, q, tile.keys, panel, 0, rows);
     for (int64_t r = 0; r < rows; ++r)
         softmax[r].update(scores + r * kKeyTile, 0, tile.count, tile.padded(), weights + r * kKeyTile, out + r * dim, dim);
-    const linear::Job add{nullptr, out, rows, tile.padded(), dim, {nullptr, true}};
+    const linear::Job add{nullptr, out, rows, tile.padded(), dim, {nullptr, !is_first}};
     for (int64_t panel = 0; panel * kPanel < dim; ++panel)
         linear::multiply_panel<Mode>(add, {weights, kKeyTile}, tile.values, panel, 0, rows);
 }
@@ -168,24 +179,21 @@ void attend_rows(const Job& job, const Sequence<Mode>& sequence, int64_t head, i
     using Input = typename Mode::Input;
     const int64_t dim = job.dim, stride = linear::copy_stride<Input>(dim);
     Input *q = memory::scratch<struct Inputs, Input>(rows * (stride + kKeyTile)), *weights = q + rows * stride;
-    float* scores = memory::scratch<struct Sums, float>(rows * (kKeyTile + dim) + dim);
-    float *out = scores + rows * kKeyTile, *row = out + rows * dim;
+    float *scores = memory::scratch<struct Sums, float>(rows * (kKeyTile + dim)), *out = scores + rows * kKeyTile;
     const float scale = 1.f / std::sqrt(static_cast<float>(dim));
     for (int64_t r = 0; r < rows; ++r) {
         const float* from = job.part(sequence.first_row + first + r, 0, head);
         prefetch(job.part(sequence.first_row + first + r + kAhead, 0, head), dim);
-        for (int64_t i = 0; i < dim; ++i) row[i] = from[i] * scale;
-        convert_inputs<Mode>(row, dim, q + r * stride);
+        scale_inputs<Mode>(from, scale, dim, q + r * stride);
     }
-    std::fill(out, out + rows * dim, 0.f);
     SoftmaxOf<Mode> softmax[kTaskRows];
     for (int64_t index = 0; index < sequence.num_tiles(); ++index)
-        attend<Mode>(sequence.tile(index, head, dim), rows, dim, {q, stride}, scores, weights, softmax, out);
+        attend<Mode>(sequence.tile(index, head, dim), index == 0, rows, dim, {q, stride}, scores, weights, softmax, out);
     for (int64_t r = 0; r < rows; ++r) {
         float* to = job.out + ((sequence.first_row + first + r) * job.heads + head) * dim;
         prefetch<1>(to + kAhead * job.heads * dim, dim);
-        const float sum = softmax[r].sum();
-        for (int64_t i = 0; i < dim; ++i) to[i] = out[r * dim + i] / sum;
+        const float part = 1.f / softmax[r].sum();
+        for (int64_t i = 0; i < dim; ++i) to[i] = out[r * dim + i] * part;
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "linear/inputs.h"
 #include "softmax.h"
@@ -37,7 +38,7 @@ struct RoundedSoftmax {
             highest = tile::maximum(highest, tile::load<Vector>(scores + j));
         if (exceeds(highest, largest)) {
             const float top = tile::horizontal_max(highest);
-            if (largest != softmax::kMinusInfinity) {  // else they are zeros
+            if (largest != softmax::kMinusInfinity) {  // else there is nothing
                 const float scale = softmax::short_exponential(tile::broadcast<Vector>(largest), top)[0];
                 for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
                 for (Vector& sum : sums) sum *= scale;
@@ -50,10 +51,9 @@ struct RoundedSoftmax {
     }
 
     float sum() const {
-        float total = 0.f;
-        for (const Vector& part : sums)
-            for (int i = 0; i < kLanes; ++i) total += part[i];
-        return total;
+        tile::f32x8 halves[2];
+        std::memcpy(halves, sums, sizeof halves);
+        return tile::horizontal_sum(halves[0] + halves[1]);
     }
 
 private:

@@ -107,9 +107,11 @@ inline void store_inputs(const Vector (&x)[N], Input* out) {
     for (; i < N; ++i) store_inputs(x[i], out + i * kLanes);
 }
 
+// x * scale as inputs.
 template <class Input>
-inline void round_inputs(const float* x, int64_t K, Input* out) {
-    for (int64_t k = 0; k < K; k += tile::kLanes<Vector>) store_inputs(tile::load_first<Vector>(x + k, K - k), out + k);
+inline void round_inputs(const float* x, int64_t K, Input* out, float scale = 1.f) {
+    for (int64_t k = 0; k < K; k += tile::kLanes<Vector>)
+        store_inputs(tile::load_first<Vector>(x + k, K - k) * scale, out + k);
 }
 
 // Rounds x [M, K] to bfloat16, stored as Number. Zeros follow each row up to its stride, or up to a whole vector. The
