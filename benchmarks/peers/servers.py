@@ -156,8 +156,8 @@ def command(peer: Peer, model: Path, capacity: Capacity, setup: Setup) -> list[s
 
 
 def _reason(output: str) -> str:
-    """The first error that a server printed; without one, the last line."""
-    error = re.search(r"\w*Error: .*", output)
+    """The first error that a server printed, not one that a warning only quotes; without one, the last line."""
+    error = re.search(r"(?<![\w`])\w*Error: .*", output)
     return error.group() if error else output.strip().rpartition("\n")[2]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import threading
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -114,3 +116,15 @@ def test_a_peer_is_not_measured_where_another_server_answers(tmp_path: Path) -> 
             started(Peer("peer", "/bin/true"), tmp_path, Capacity(), setup),
         ):
             pass
+
+
+def test_a_peer_that_does_not_start_says_why(tmp_path: Path) -> None:
+    """vLLM's warning of a low limit of open files was taken for the reason."""
+    (tmp_path / "output").write_text("WARNING: errors like `OSError: Too many open files`\nValueError: no such model\n")
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    with (
+        pytest.raises(DoesNotStart, match="does not start: ValueError: no such model"),
+        started(Peer("peer", "/bin/cat {model}"), tmp_path / "output", Capacity(), Setup(tmp_path, port, "float32")),
+    ):
+        pass
