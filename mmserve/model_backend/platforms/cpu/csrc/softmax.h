@@ -27,8 +27,8 @@ inline tile::f32x8 exponential(tile::f32x8 x) {
     return underflow ? tile::f32x8{} : y;
 }
 
-// exp(x - shift), where that is at most 1: within 3e-6 of it, for weights that are then rounded to bfloat16. 0 from
-// 2^-126.5 down; NaN stays NaN. Half as many operations as exponential().
+// exp(x - shift), where that is at most 2^127: within a part of 3e-6 of it, for weights that are then rounded to
+// bfloat16. 0 from 2^-126.5 down; NaN stays NaN. Half as many operations as exponential().
 template <class V>
 inline V short_exponential(V x, float shift) {
     using Integers = decltype(x < x);
@@ -50,8 +50,9 @@ inline tile::f32x8 sigmoid(tile::f32x8 x) {
 
 // The softmax of one row whose scores arrive in parts.
 struct OnlineSoftmax {
+    static constexpr int kParts = 1;
     float largest = kMinusInfinity;
-    tile::f32x8 sums{};
+    tile::f32x8 sums[kParts] = {};
 
     // Turns the row's next scores into weights, perhaps in place, relative to the largest score so far. Rescales the sums
     // and the row's output if that grew. Of `count` scores, a multiple of 16, only those in [hidden, visible) are used.
@@ -65,18 +66,37 @@ struct OnlineSoftmax {
             if (largest != kMinusInfinity) {  // else there is nothing
                 const float scale = std::exp(largest - top);
                 for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
-                sums *= scale;
+                sums[0] *= scale;
             }
             largest = top;
         }
         for (int64_t j = 0; j < count; j += 8) {
             const tile::f32x8 numbers = exponential(tile::load<tile::f32x8>(scores + j) - largest);
             tile::store(weights + j, numbers);
-            sums += numbers;
+            sums[0] += numbers;
         }
     }
 
-    float sum() const { return tile::horizontal_sum(sums); }
+    float sum() const { return tile::horizontal_sum(sums[0]); }
 };
+
+// Adds what a row found at later keys to what it found before them: its largest score, its sums, and `columns` numbers of
+// output, which are not yet divided by the sums. Those with the smaller largest score are scaled to the other's.
+template <class Softmax>
+void merge(Softmax& row, float* out, const Softmax& later, const float* later_out, int64_t columns) {
+    if (later.largest == kMinusInfinity) return;
+    if (row.largest == kMinusInfinity) {
+        row = later;
+        std::copy(later_out, later_out + columns, out);
+        return;
+    }
+    const bool grew = later.largest > row.largest;
+    const float scale = std::exp(-std::abs(later.largest - row.largest));
+    for (int part = 0; part < Softmax::kParts; ++part)
+        row.sums[part] = grew ? row.sums[part] * scale + later.sums[part] : later.sums[part] * scale + row.sums[part];
+    for (int64_t i = 0; i < columns; ++i)
+        out[i] = grew ? std::fma(out[i], scale, later_out[i]) : std::fma(later_out[i], scale, out[i]);
+    if (grew) row.largest = later.largest;
+}
 
 }  // namespace softmax

@@ -11,6 +11,9 @@ namespace attention {
 constexpr int64_t kBlock = 16;    // tokens of a KV block
 constexpr int64_t kKeyTile = 64;  // tokens between two updates of the softmax
 constexpr int64_t kMaxRows = 48;  // query rows (tokens x heads) of one task
+// Tokens of a segment: a row's sums begin anew at its multiples, so that several threads can read a long sequence.
+constexpr int64_t kSegment = 1024;
+static_assert(kSegment % kKeyTile == 0);
 
 struct Job {
     const float* q;         // [T, heads, dim], rows q_stride apart
@@ -22,6 +25,11 @@ struct Job {
     float scale;         // of the products of queries and keys
     int64_t window = 0;  // if not 0, a row attends to this many positions up to its own, and to none before them
     const int64_t* ends = nullptr;  // if not null: of each token, the position after the last that it attends to
+};
+
+// The keys [first, end) that a row, or a tile's rows together, attend to.
+struct Reach {
+    int64_t first, end;
 };
 
 // KV heads whose rows are scored, weighed and added together.

@@ -24,7 +24,9 @@ inline bool exceeds(linear::Vector x, float bound) {
 struct RoundedSoftmax {
     using Vector = linear::Vector;
     static constexpr int64_t kLanes = tile::kLanes<Vector>, kParts = 16 / kLanes;
-    float largest = softmax::kMinusInfinity;
+    // The sums are seldom rescaled: weights may be as large as exp(kSlack), which float32 and bfloat16 hold as well as 1.
+    static constexpr float kSlack = 8.f;
+    float largest = softmax::kMinusInfinity;  // or up to kSlack less than the largest score
     Vector sums[kParts] = {};
 
     // As softmax::OnlineSoftmax::update, but the weights are rounded.
@@ -36,7 +38,7 @@ struct RoundedSoftmax {
         Vector highest = tile::load<Vector>(scores);
         for (int64_t j = kLanes; j < count; j += kLanes)
             highest = tile::maximum(highest, tile::load<Vector>(scores + j));
-        if (exceeds(highest, largest)) {
+        if (exceeds(highest, largest + kSlack)) {
             const float top = tile::horizontal_max(highest);
             if (largest != softmax::kMinusInfinity) {  // else there is nothing
                 const float scale = softmax::short_exponential(tile::broadcast<Vector>(largest), top)[0];

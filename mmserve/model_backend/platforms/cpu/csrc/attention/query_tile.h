@@ -1,0 +1,118 @@
+// Query rows, and the loop over the keys that they attend to.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "aligned_memory.h"
+#include "attention/job.h"
+#include "softmax.h"
+
+namespace attention {
+
+// `scaled`: room for one token's queries.
+template <class Cache>
+void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* scaled, typename Cache::Input* rows) {
+    const int64_t size = job.heads / job.kv_heads * job.dim;
+    for (int64_t token = 0; token < t[1]; ++token) {
+        const float* from = job.q + (t[0] + token) * job.q_stride + kv_head * size;
+        for (int64_t i = 0; i < size; ++i) scaled[i] = from[i] * job.scale;
+        Cache::store_inputs(scaled, size, rows + token * size);
+    }
+}
+
+// What rows found at some keys. The numbers are not yet divided by the softmax's sums.
+template <class Softmax>
+struct Found {
+    float* out;        // [rows, columns]
+    Softmax* softmax;  // [rows]
+
+    Found from(int64_t row, int64_t columns) const { return {out + row * columns, softmax + row}; }
+};
+
+// Room for all rows of a task.
+template <class Cache>
+struct Scratch {
+    using Input = typename Cache::Input;
+    using Softmax = typename Cache::Softmax;
+    float *scores, *scaled;
+    Input *q, *weights;
+    Softmax of_segment[kMaxRows], of_row[kMaxRows];
+    Found<Softmax> segment, row;
+
+    Scratch(int64_t rows, int64_t group, int64_t dim, int64_t columns) {
+        float* out = memory::scratch<struct Results, float>(rows * (2 * columns + kKeyTile) + group * dim);
+        segment = {out, of_segment};
+        row = {out + rows * columns, of_row};
+        scores = out + 2 * rows * columns;
+        scaled = scores + rows * kKeyTile;
+        q = memory::scratch<struct Queries, Input>(rows * (dim + kKeyTile));
+        if constexpr (std::is_same_v<Input, float>)
+            weights = scores;
+        else
+            weights = q + rows * dim;
+        std::fill(out, out + 2 * rows * columns, 0.f);
+    }
+};
+
+// Consecutive query tokens of one sequence, for some KV heads. A row is a query head of a token.
+template <class Cache>
+struct QueryTile {
+    using Input = typename Cache::Input;
+    using Softmax = typename Cache::Softmax;
+    Cache cache;
+    int64_t rows;   // of one KV head
+    int64_t heads;  // KV heads
+    const Input* q;            // [heads, rows, dim]
+    float* scores;             // of a part: [heads, rows, kKeyTile]
+    Input* weights;            // the same; where the scores are if they have one type
+    Found<Softmax> segment;    // in the last segment so far: [heads, rows]
+    Found<Softmax> row;        // in all segments before it
+    const Reach* reaches;      // [rows]
+
+    // Adds what the rows find at the keys [from, end), which begin with a key tile. Keys before `fetched_end` are fetched ahead.
+    void attend(int64_t from, int64_t end, int64_t fetched_end) const {
+        for (int64_t first = from; first < end; first += kKeyTile) {
+            if (first % kSegment == 0) end_segment();
+            const int64_t last = std::min(end, first + kKeyTile);
+            for_each_part(cache, heads, [&](const Part& part) {
+                const int64_t at = part.head * rows;
+                score_part(cache, part, q + at * cache.dim, rows, first, last, fetched_end, first == from, scores);
+                for (int64_t h = 0; h < part.heads; ++h) weigh(at + h * rows, first, last, h * rows * kKeyTile);
+                add_part(cache, part, weights, rows, first, last, fetched_end, segment.out + at * cache.columns());
+            });
+        }
+    }
+
+    // Adds the last segment to the rows, and begins another one.
+    void end_segment() const {
+        const int64_t columns = cache.columns();
+        for (int64_t r = 0; r < heads * rows; ++r) {
+            Softmax& last = segment.softmax[r];
+            if (last.largest == softmax::kMinusInfinity) continue;  // nothing was found
+            float* out = segment.out + r * columns;
+            softmax::merge(row.softmax[r], row.out + r * columns, last, out, columns);
+            last = {};
+            std::fill(out, out + columns, 0.f);
+        }
+    }
+
+private:
+    // Turns a head's scores of the keys [first, last) into weights. Its first row and score are `r` and `at`.
+    void weigh(int64_t r, int64_t first, int64_t last, int64_t at) const {
+        const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock, columns = cache.columns();
+        for (int64_t i = 0; i < rows; ++i, ++r, at += kKeyTile)
+            segment.softmax[r].update(scores + at, reaches[i].first - first, reaches[i].end - first, scored, weights + at,
+                                      segment.out + r * columns, columns);
+    }
+};
+
+// Divides a row's numbers by the sum of its weights.
+template <class Softmax>
+void store_result(const Found<Softmax>& row, int64_t dim, float* to) {
+    const float sum = row.softmax->sum();
+    for (int64_t i = 0; i < dim; ++i) to[i] = row.out[i] / sum;
+}
+
+}  // namespace attention
