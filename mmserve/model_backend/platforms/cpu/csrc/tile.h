@@ -94,11 +94,11 @@ inline f32x8 rounded(f32x8 value) {
     return value;
 }
 
-// b where one of them is NaN.
+// Of floats, or of integers. b where one of them is NaN.
 template <class V>
 inline V maximum(V a, V b) {
 #ifdef __AVX512F__
-    if constexpr (sizeof(V) == 64)  // GCC 12 makes two instructions of the expression below
+    if constexpr (std::is_same_v<V, f32x16>)  // GCC 12 makes two instructions of the expression below
         return reinterpret_cast<V>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
 #endif
     return a > b ? a : b;
@@ -108,7 +108,7 @@ inline V maximum(V a, V b) {
 template <class V>
 inline V minimum(V a, V b) {
 #ifdef __AVX512F__
-    if constexpr (sizeof(V) == 64)
+    if constexpr (std::is_same_v<V, f32x16>)
         return reinterpret_cast<V>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
 #endif
     return a < b ? a : b;
