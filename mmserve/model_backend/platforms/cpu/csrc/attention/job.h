@@ -9,7 +9,7 @@
 namespace attention {
 
 constexpr int64_t kBlock = 16;    // tokens of a KV block
-constexpr int64_t kKeyTile = 64;  // tokens between two updates of the softmax
+constexpr int64_t kKeyTile = 128;  // tokens between two updates of the softmax
 constexpr int64_t kMaxRows = 48;  // query rows (tokens x heads) of one task
 // Tokens of a segment: a row's sums begin anew at its multiples, so that several threads can read a long sequence.
 constexpr int64_t kSegment = 1024;

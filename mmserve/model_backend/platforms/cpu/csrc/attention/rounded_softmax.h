@@ -47,9 +47,12 @@ struct RoundedSoftmax {
             }
             largest = top;
         }
+        Vector totals[kParts];  // in registers
+        std::memcpy(totals, sums, sizeof totals);
         int64_t j = 0;
-        for (; j + 32 <= count; j += 32) weigh<2>(scores + j, weights + j);
-        if (j < count) weigh<1>(scores + j, weights + j);
+        for (; j + 32 <= count; j += 32) weigh<2>(scores + j, weights + j, totals);
+        if (j < count) weigh<1>(scores + j, weights + j, totals);
+        std::memcpy(sums, totals, sizeof totals);
     }
 
     float sum() const {
@@ -61,11 +64,11 @@ struct RoundedSoftmax {
 private:
     // N x 16 scores.
     template <int N, class Input>
-    void weigh(const float* scores, Input* weights) {
+    void weigh(const float* scores, Input* weights, Vector (&totals)[kParts]) const {
         Vector numbers[N * kParts];
         for (int i = 0; i < N * kParts; ++i) {
             numbers[i] = softmax::short_exponential(tile::load<Vector>(scores + i * kLanes), largest);
-            sums[i % kParts] += numbers[i];
+            totals[i % kParts] += numbers[i];
         }
         linear::store_inputs(numbers, weights);
     }
