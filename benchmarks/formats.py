@@ -29,7 +29,7 @@ from benchmarks.load import report
 from benchmarks.quality import TEXT
 from mmserve.checkpoint.locate import locate
 from mmserve.config.config import Config
-from tests.fakes.quantized_checkpoints import awq, fp8, gptq, int8, packed, quantize_checkpoint
+from tests.fakes.formats.quantized_checkpoints import awq, fp8, gptq, int8, packed, quantize_checkpoint
 
 _WRITTEN = {
     "AWQ, groups of 64": awq(64),

@@ -33,8 +33,8 @@ from mmserve.client.server_process import server_process
 from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.scale.cluster import Cluster
 from mmserve.cluster.scale.reports import Holdings, Kind, Load, Report, encoded
-from mmserve.ipc import cluster_key
-from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.links import cluster_key
+from mmserve.ipc.links.cluster_key import ClusterKey
 from mmserve.router.reports.publisher import ReportPublisher
 
 _READY = re.compile(r"ready: (http://[^\s,]+)")

@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.fakes.leaks import leaks
+from tests.fakes.processes.leaks import leaks
 
 # Without a GPU its kernels run in Triton's interpreter, which must be chosen before the first import of Triton.
 if not any(Path("/dev").glob("nvidia[0-9]*")):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mmserve.checkpoint.registry import TEXT
 from mmserve.checkpoint.vision_families import FAMILIES
-from tests.fakes.checkpoints import make_llava, make_text
-from tests.fakes.idefics3 import make_idefics3
-from tests.fakes.qwen_vl import CONFIGS, make_qwen_vl
-from tests.fakes.vision_checkpoints import make_native_internvl, make_vision
+from tests.fakes.models.checkpoints import make_llava, make_text
+from tests.fakes.models.idefics3 import make_idefics3
+from tests.fakes.models.qwen_vl import CONFIGS, make_qwen_vl
+from tests.fakes.models.vision_checkpoints import make_native_internvl, make_vision
 
 Make = Callable[[Path], Path]
 """Writes a checkpoint into a directory, which it returns."""

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from mmserve.cli import main as cli
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.process import Process
-from mmserve.ipc.channel import AsyncReceiver, Sender
+from mmserve.ipc.links.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.monitoring.health.heartbeat import INTERVAL_S as HEARTBEAT_S

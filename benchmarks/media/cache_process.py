@@ -13,7 +13,7 @@ from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.child.spawn import InheritedFds, Spawner

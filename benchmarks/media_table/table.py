@@ -7,7 +7,7 @@ import itertools
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.table import MediaTable
 from mmserve.messages.cache import AllocItem
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 
 _VISUAL = "visual"
 

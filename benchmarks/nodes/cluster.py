@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.nodes.namespaces import Network
 from benchmarks.nodes.node import PORT, REPORTS_PORT, Node, node
 from mmserve.client.server_process import ServerProcess, server_process
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
 
 _READY = re.compile(r"ready: (http://[^\s,]+)")
 _START_TIMEOUT_S, _STOP_TIMEOUT_S = 60.0, 30.0

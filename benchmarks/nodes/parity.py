@@ -12,14 +12,18 @@ _TESTS = (
     (
         "two and four ranks on two nodes answer as on one, token for token; a rank killed, a cable pulled for 10 s",
         "nodes",
-        "tests/e2e/test_nodes.py",
+        "tests/e2e/machines/test_nodes.py",
     ),
     (
         "rows of an encoder behind its link equal local ones, bit for bit; failures of the link",
         "",
         "tests/integration/visualserver/test_remote.py",
     ),
-    ("server and encoder on two nodes; the encoder's cable pulled for 10 s", "nodes", "tests/e2e/test_encoders.py"),
+    (
+        "server and encoder on two nodes; the encoder's cable pulled for 10 s",
+        "nodes",
+        "tests/e2e/pictures/test_encoders.py",
+    ),
 )
 
 

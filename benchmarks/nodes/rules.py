@@ -18,7 +18,7 @@ from mmserve.cluster.front.replicas import Replica
 from mmserve.cluster.front.run import Front, FrontOptions
 from mmserve.cluster.front.upstream import Upstream
 from mmserve.cluster.scale.policy import Want
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
 from mmserve.supervisor.startup.listen import listen, url_of
 
 

@@ -17,7 +17,7 @@ from mmserve.grammar.sources import json_schema_grammar
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.ranks.engine import Driver, make_runner
 
 _STEPS = 300
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from mmserve.cache_server.rpc.connection_pool import BEAT_INTERVAL_S, CALL_MARGIN_S, ConnectionPool
 from mmserve.cache_server.rpc.v1.client import ItemwiseCalls, RpycConnection
 from mmserve.cache_server.rpc.v2.client import BatchedCalls, FramedConnection
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.cache import (
     AllocItem,
     AllocReply,

@@ -11,8 +11,8 @@ import zmq
 from mmserve.cache_server.entry_store import EmbeddingChange
 from mmserve.cluster.scale.announced import Announced
 from mmserve.cluster.scale.reports import encoded
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.snapshots import hear_all_questions, is_asked
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.snapshots import hear_all_questions, is_asked
 from mmserve.messages.media import short_key
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.shortage import OF_A_LINK, has_descriptors

@@ -44,7 +44,7 @@ def front(arguments: argparse.Namespace) -> int:
     # Imported here: the server's libraries would slow down --help.
     from mmserve.cluster.front.replicas import Replica
     from mmserve.cluster.front.run import FrontOptions, run
-    from mmserve.ipc import cluster_key
+    from mmserve.ipc.links import cluster_key
     from mmserve.runtime.logs import log
     from mmserve.supervisor.startup.listen import listen, url_of
     from mmserve.supervisor.startup.machine import allow_descriptors

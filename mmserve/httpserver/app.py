@@ -52,7 +52,7 @@ from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.webui.files import WebFiles
 from mmserve.httpserver.webui.routes import asset_routes, dashboard_route
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
 from mmserve.messages.relay import BY_KEY
 from mmserve.messages.request import MAX_PRIORITY
 from mmserve.runtime.byte_budget import MIB

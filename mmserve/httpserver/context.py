@@ -43,9 +43,9 @@ from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.httpserver.services import RequestServices
 from mmserve.ipc.async_page import serving_page
-from mmserve.ipc.channel import AsyncReceiver
-from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.faults import FaultPoint
+from mmserve.ipc.links.channel import AsyncReceiver
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ImageRows, SequenceStages, ServerPhase, TokenReply
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.monitoring.metrics.client import MetricsClient

@@ -1,4 +1,5 @@
 """Communication between processes: the shared-memory arena, typed message links, internal addresses, status pages.
 
-Doors: ``arena``, ``channel``, ``endpoints``, ``status_http``, and ``codec`` for the cache server's transport.
+Doors: ``arena``, ``links.channel``, ``links.endpoints``, ``status_http``, and ``links.codec`` for the cache server's
+transport.
 """

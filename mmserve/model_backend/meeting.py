@@ -11,7 +11,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from mmserve.config.node_options import head_address
 from mmserve.config.resolved.process import Process
-from mmserve.ipc.channel import Receiver, Sender
+from mmserve.ipc.links.channel import Receiver, Sender
 from mmserve.messages.nodes import Meet, StoreOpened
 from mmserve.model_backend.distributed import Meeting, at_file
 from mmserve.runtime.network import interface_towards, resolved

@@ -9,7 +9,7 @@ from functools import partial
 
 from mmserve.config.config import Config
 from mmserve.config.resolved.process import Process
-from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
+from mmserve.ipc.links.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepResult
 from mmserve.model_backend import distributed
 from mmserve.model_backend.distributed import TpGroup

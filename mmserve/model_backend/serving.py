@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Protocol
 
-from mmserve.ipc.lockstep import BrokenLink, LockstepReceiver
+from mmserve.ipc.links.lockstep import BrokenLink, LockstepReceiver
 from mmserve.messages.step import RankInbound, StepPlan, StepResult
 from mmserve.model_backend.worker.embedding_source import SentRows
 from mmserve.model_backend.worker.in_flight import InFlight

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mmserve.ipc.channel import Sender
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.channel import Sender
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.request import AbortRequest, EncodeRequest, VisualInbound
 
 _MULTIPLIER = 0x9E3779B97F4A7C15

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from mmserve.ipc.channel import Receiver, wait_for_any
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.lockstep import BrokenLink, LockstepReceiver, LockstepSender
+from mmserve.ipc.links.channel import Receiver, wait_for_any
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.lockstep import BrokenLink, LockstepReceiver, LockstepSender
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan, StepResult
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from mmserve.ipc.channel import Receiver
+from mmserve.ipc.links.channel import Receiver
 from mmserve.messages.request import AskStages, EngineInbound, GenerateRequest, ImagesEncoded
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.http_links import HttpLinks
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.http_links import HttpLinks
 from mmserve.messages.reply import SequenceStages, TokenReply
 from mmserve.messages.request import EngineInbound, WorkerDied
 

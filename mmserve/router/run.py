@@ -12,11 +12,11 @@ from typing import NamedTuple
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.process import Process, Stop
-from mmserve.ipc import cluster_key
-from mmserve.ipc.channel import Receiver
-from mmserve.ipc.endpoints import num_http_endpoints
 from mmserve.ipc.events.publisher import Publisher
 from mmserve.ipc.faults import FaultPoint
+from mmserve.ipc.links import cluster_key
+from mmserve.ipc.links.channel import Receiver
+from mmserve.ipc.links.endpoints import num_http_endpoints
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender

@@ -14,7 +14,7 @@ import setproctitle
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
 from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.child.spawn import InheritedFds, Spawner

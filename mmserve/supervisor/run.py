@@ -20,8 +20,8 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.facts import text_facts_of
-from mmserve.ipc import cluster_key
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links import cluster_key
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.runtime.logs import log
 from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.rendezvous import Rendezvous

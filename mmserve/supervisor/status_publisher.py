@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
-from mmserve.ipc.channel import Sender
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.http_links import HttpLinks
+from mmserve.ipc.links.channel import Sender
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.http_links import HttpLinks
 from mmserve.messages.reply import ServerPhase
 from mmserve.messages.request import EngineInbound, WorkerDied
 from mmserve.messages.status import HealthInbound, ProcessTable

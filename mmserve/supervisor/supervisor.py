@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from mmserve.config.resolved.deployment import Deployment
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.protocol import Progress, Ready

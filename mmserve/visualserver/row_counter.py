@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from mmserve.ipc.channel import Sender
+from mmserve.ipc.links.channel import Sender
 from mmserve.messages.reply import HttpInbound, ImageRows
 from mmserve.messages.request import CountImageRows
 from mmserve.model_backend.vision.interface import CountsRows

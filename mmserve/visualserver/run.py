@@ -18,9 +18,9 @@ from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.facts import encoder_facts_of
 from mmserve.config.resolved.gpu_memory import BATCH_IMAGES
 from mmserve.config.resolved.process import Process
-from mmserve.ipc import cluster_key
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.channel import AsyncReceiver, Sender
+from mmserve.ipc.links import cluster_key
+from mmserve.ipc.links.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound
 from mmserve.messages.request import AbortRequest, CountImageRows, EncodeRequest, EngineInbound, VisualInbound
 from mmserve.model_backend.loader.load import load_tower

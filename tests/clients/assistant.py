@@ -1,6 +1,6 @@
 """What the scripted model says: it calls the tool that the user's words name, reports a tool's result, or greets.
 
-It knows prompts only as tests.fakes.chat_models.HERMES writes them.
+It knows prompts only as tests.fakes.models.chat_models.HERMES writes them.
 """
 
 from __future__ import annotations

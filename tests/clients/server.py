@@ -17,10 +17,10 @@ import uvloop
 
 from mmserve.messages.request import GenerateRequest
 from tests.clients.assistant import answer
-from tests.fakes.chat_models import HERMES, write_chat_model
-from tests.fakes.http_upstream import Upstream
-from tests.fakes.http_worker import Worker, http_worker
-from tests.fakes.scripted_model import ScriptedModel
+from tests.fakes.http.http_upstream import Upstream
+from tests.fakes.http.http_worker import Worker, http_worker
+from tests.fakes.models.chat_models import HERMES, write_chat_model
+from tests.fakes.ranks.scripted_model import ScriptedModel
 
 _EFFORT = "{% if reasoning_effort %}{% endif %}"
 """A template that can be told how much to think, and makes nothing of it."""

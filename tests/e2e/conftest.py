@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.stack import Stack, running
-from tests.fakes.cache import until
+from tests.fakes.pictures.cache import until
 
 # The four cover every pair of values of (ranks, allocation path, HTTP workers); two of them overlap scheduling.
 CONFIGURATIONS = {

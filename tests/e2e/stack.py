@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.load.server import serve
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 
 BLOCK_TOKENS = PagedCpuAttention.block_sizes[0]

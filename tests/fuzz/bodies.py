@@ -28,8 +28,8 @@ from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import MmserveError
-from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.http_services import EXPANSION
+from tests.fakes.http.http_services import EXPANSION
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
 
 MAX_CPU_S = 1.0
 _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}}

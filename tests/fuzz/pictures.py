@@ -22,8 +22,8 @@ from mmserve.processors.families.llava import LlavaProcessor
 from mmserve.processors.image_files import picture
 from mmserve.processors.image_files.picture import FORMATS, header
 from mmserve.runtime.errors import MediaError
-from tests.fakes.decode_peaks import measured, source
-from tests.fakes.media import llava_processor, write_preprocessor
+from tests.fakes.pictures.decode_peaks import measured, source
+from tests.fakes.pictures.media import llava_processor, write_preprocessor
 
 MAX_PIXELS = 64_000_000
 """The default of --max-image-pixels."""

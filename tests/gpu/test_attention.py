@@ -12,7 +12,7 @@ import torch
 
 from mmserve.model_backend.attention.interface import Mask
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from tests.fakes.attention import TOLERANCES, Problem, Step
+from tests.fakes.devices.attention import TOLERANCES, Problem, Step
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,8 @@ import torch
 from mmserve.config.config import Config
 from mmserve.config.resolved.graph_ladder import ladder
 from mmserve.model_backend.platforms.device import platform_for
-from tests.fakes.checkpoints import make_text
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.models.checkpoints import make_text
+from tests.fakes.ranks.engine import Driver, make_runner
 
 pytestmark = [
     pytest.mark.gpu,

@@ -21,10 +21,10 @@ from mmserve.model_backend.platforms.cuda.pinned import PinnedArena
 from mmserve.model_backend.platforms.cuda.transfers import CudaTransfers
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.sampling import TorchSampling
-from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
-from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
-from tests.fakes.engine import Driver, make_runner
-from tests.fakes.logprobs import check_logprobs
+from tests.fakes.models.checkpoints import IMAGE, VOCAB, make_llama, make_llava
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows, tiles
+from tests.fakes.ranks.engine import Driver, make_runner
+from tests.fakes.ranks.logprobs import check_logprobs
 
 # The same properties (equality with transformers, rows read from the arena) are tested on a CPU in every run, by
 # unit/model_backend and integration/model_backend.

@@ -22,10 +22,10 @@ from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.inherited import arena_of
-from tests.fakes.cache import alloc_item, arena_for
-from tests.fakes.checkpoints import IMAGE, make_llava
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.models.checkpoints import IMAGE, make_llava
+from tests.fakes.pictures.cache import alloc_item, arena_for
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.ranks.engine import Driver, make_runner
 
 NUM_ITEMS = 20
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmserve.cli import main as cli
-from tests.fakes.checkpoints import make_llama
+from tests.fakes.models.checkpoints import make_llama
 
 
 def _plan(capsys: pytest.CaptureFixture[str], model: object, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -18,8 +18,8 @@ import psutil
 import yaml
 
 from tests.e2e.stack import LITTLE_MEMORY
-from tests.fakes.cache import until
-from tests.fakes.ports import free_port
+from tests.fakes.http.ports import free_port
+from tests.fakes.pictures.cache import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray" / "serve.yaml"
 _BIN = Path(sys.executable).parent

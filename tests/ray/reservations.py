@@ -34,7 +34,7 @@ from mmserve.cluster.on_ray.placement import RayPlacement  # noqa: E402
 from mmserve.cluster.on_ray.router import PictureRouter  # noqa: E402
 from mmserve.cluster.scale.policy import Want  # noqa: E402
 from mmserve.cluster.scale.reports import Holdings, Load  # noqa: E402
-from tests.fakes.cache import until  # noqa: E402
+from tests.fakes.pictures.cache import until  # noqa: E402
 
 _WANT = Want(pictures=(7,), tokens=10)
 _REQUESTS = 8

@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from mmserve.client.server_process import server_process
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
+from tests.e2e.faults.streams import TEXT, answers_of
+from tests.e2e.machines.steady_load import SteadyLoad
 from tests.e2e.stack import LITTLE_MEMORY, Stack
-from tests.e2e.steady_load import SteadyLoad
-from tests.e2e.streams import TEXT, answers_of
-from tests.fakes.cache import until
-from tests.fakes.ports import free_port
+from tests.fakes.http.ports import free_port
+from tests.fakes.pictures.cache import until
 from tests.ray.cluster import RayCluster, example, ray_cluster
 
 pytest.importorskip("ray", reason="replicas on Ray need the extra of that name: make ray")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.nodes.namespaces import Network, network, why_not
-from tests.e2e.fronts import front_metric
+from tests.e2e.faults.streams import answers_of
+from tests.e2e.machines.fronts import front_metric
 from tests.e2e.stack import Stack
-from tests.e2e.streams import answers_of
 
 pytest.importorskip("ray", reason="replicas on Ray need the extra of that name: make ray")
 

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from benchmarks.nodes.cluster import metric
-from tests.e2e.fronts import front_metric
+from tests.e2e.machines.fronts import front_metric
+from tests.e2e.machines.steady_load import SteadyLoad
 from tests.e2e.stack import LITTLE_MEMORY, Stack
-from tests.e2e.steady_load import SteadyLoad
-from tests.fakes.cache import until
-from tests.fakes.ports import free_port
+from tests.fakes.http.ports import free_port
+from tests.fakes.pictures.cache import until
 
 pytest.importorskip("ray", reason="replicas on Ray need the extra of that name: make ray")
 

@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from mmserve.client.server_process import server_process
-from tests.e2e.fronts import front_metric
+from tests.e2e.faults.streams import answers_of
+from tests.e2e.machines.fronts import front_metric
+from tests.e2e.machines.steady_load import SteadyLoad
 from tests.e2e.stack import LITTLE_MEMORY, Stack
-from tests.e2e.steady_load import SteadyLoad
-from tests.e2e.streams import answers_of
-from tests.fakes.cache import until
+from tests.fakes.pictures.cache import until
 
 pytest.importorskip("ray", reason="replicas on Ray need the extra of that name: make ray")
 

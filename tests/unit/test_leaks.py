@@ -14,16 +14,16 @@ from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.table import MediaTable
 from mmserve.httpserver.limits.reservations import Reservation, Reservations
-from tests.fakes.cache import alloc_item
-from tests.fakes.leaks import leaks
-from tests.fakes.marks import NoMarks
-from tests.fakes.samples import Samples
+from tests.fakes.pictures.cache import alloc_item
+from tests.fakes.pictures.marks import NoMarks
+from tests.fakes.processes.leaks import leaks
+from tests.fakes.processes.samples import Samples
 
 FORGETFUL = """
 import asyncio
 
 from mmserve.httpserver.limits.reservations import Reservations
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
 
 def test_forgetful():
     budget = Reservations("body", "--body-budget-mb", 100, Samples(), 1.0)

@@ -22,8 +22,8 @@ from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.processors.interface import Expansion
 from mmserve.processors.registry import processor_for
 from mmserve.visualserver.batches.towers import computing_rows
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.ranks.engine import Driver, make_runner
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _MAX_CONTEXT = 512

@@ -94,8 +94,8 @@ def _ahead(folder: Path, kind: str, settings: Settings) -> Figures:
     from benchmarks.checkpoints.tiny import TINY
     from mmserve.messages.sampling import SamplingParams
     from mmserve.model_backend.platforms.device import platform_for
-    from tests.fakes.engine import make_runner
-    from tests.fakes.plans_ahead import plans, run
+    from tests.fakes.ranks.engine import make_runner
+    from tests.fakes.ranks.plans_ahead import plans, run
 
     directory = TINY["llama"](folder / kind)
     made = plans(_NUM_TOKENS, SamplingParams(max_tokens=1000, seed=settings.seed, **_AHEAD[kind]))
@@ -209,7 +209,7 @@ def _text_prompt(rng: random.Random, length: int) -> Any:
 def _picture_prompt(rng: random.Random, spec: Any) -> Any:
     """Text, then each picture's runs of rows with a token behind each, then text."""
     from benchmarks.gpu.models.greedy import Prompt, processed
-    from tests.fakes.media import png
+    from tests.fakes.pictures.media import png
 
     pictures = processed(spec, [png(rng.randrange(1000), *size) for size in _SIZES])
     ids = _text_prompt(rng, 9).ids

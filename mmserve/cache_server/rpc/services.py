@@ -11,7 +11,7 @@ from mmserve.cache_server.rpc.listener import Listener
 from mmserve.cache_server.rpc.v1.service import CacheService, ServiceThreads
 from mmserve.cache_server.rpc.v2.service import ServedConnection
 from mmserve.cache_server.shared_table import SharedMediaTable
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from urllib.parse import urlsplit
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 
 _TIMEOUT_S = 5.0
 _CHUNK_NBYTES = 1 << 16

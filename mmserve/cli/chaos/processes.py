@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from mmserve.cli.chaos.pages import ask_page
-from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.faults import InjectedFault, arm, disarm, is_armed
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
 
 Kind = Literal["kill", "stop", "garbage", "error", "memory", "slow"]

@@ -14,9 +14,9 @@ import zmq.asyncio
 
 from mmserve.cluster.front.server_facts import ServerFacts
 from mmserve.cluster.scale.reports import Holdings, Load, decoded
-from mmserve.ipc.cluster_key import ClusterKey
-from mmserve.ipc.curve import use_key
-from mmserve.ipc.snapshots import ask
+from mmserve.ipc.links.cluster_key import ClusterKey
+from mmserve.ipc.links.curve import use_key
+from mmserve.ipc.links.snapshots import ask
 from mmserve.runtime.logs.seldom import Seldom
 
 _UNREAD_REPORTS = 100

@@ -23,7 +23,7 @@ from mmserve.cluster.front.silence import SilenceWatch
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
 from mmserve.httpserver.http.uvicorn_server import UvicornServer
-from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.links.cluster_key import ClusterKey
 from mmserve.runtime.byte_budget import MIB, ByteBudget
 from mmserve.runtime.errors import Unavailable
 

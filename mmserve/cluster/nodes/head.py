@@ -11,10 +11,10 @@ import zmq
 from mmserve.cluster.nodes.membership import Membership
 from mmserve.cluster.nodes.rows import PlannedRows
 from mmserve.cluster.nodes.wire import CONTROL, PLAN, NodeLost, alive_interval_s
-from mmserve.ipc.channel import Receiver, wait_for_any
-from mmserve.ipc.codec import Codec
-from mmserve.ipc.curve import SecureSocket
-from mmserve.ipc.lockstep import LockstepReceiver
+from mmserve.ipc.links.channel import Receiver, wait_for_any
+from mmserve.ipc.links.codec import Codec
+from mmserve.ipc.links.curve import SecureSocket
+from mmserve.ipc.links.lockstep import LockstepReceiver
 from mmserve.messages.nodes import Alive, Join, Meet, StoreOpened, ToHead, ToNode
 from mmserve.messages.step import PlanWithRows, RankInbound, StepPlan
 from mmserve.monitoring.health.heartbeat import HeartbeatSender

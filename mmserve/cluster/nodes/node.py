@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from mmserve.cluster.nodes.wire import CONTROL, PLAN, NodeLost, alive_interval_s
-from mmserve.ipc.channel import wait_for_any
-from mmserve.ipc.codec import Codec
-from mmserve.ipc.curve import SecureSocket
-from mmserve.ipc.lockstep import LockstepSender
+from mmserve.ipc.links.channel import wait_for_any
+from mmserve.ipc.links.codec import Codec
+from mmserve.ipc.links.curve import SecureSocket
+from mmserve.ipc.links.lockstep import LockstepSender
 from mmserve.messages.nodes import Alive, Join, Meet, Refused, ToHead, ToNode
 from mmserve.messages.step import RankInbound
 from mmserve.monitoring.health.heartbeat import HeartbeatSender

@@ -12,11 +12,11 @@ from mmserve.cluster.nodes.rows import PlannedRows
 from mmserve.config.node_options import head_address
 from mmserve.config.resolved.facts import facts_of
 from mmserve.config.resolved.process import Process, Stop
-from mmserve.ipc import cluster_key
-from mmserve.ipc.channel import Receiver, Sender
-from mmserve.ipc.cluster_key import ClusterKey
-from mmserve.ipc.curve import connected, listening
-from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
+from mmserve.ipc.links import cluster_key
+from mmserve.ipc.links.channel import Receiver, Sender
+from mmserve.ipc.links.cluster_key import ClusterKey
+from mmserve.ipc.links.curve import connected, listening
+from mmserve.ipc.links.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.nodes import Join, Meet, StoreOpened
 from mmserve.messages.step import RankInbound, StepPlan
 from mmserve.monitoring.health.heartbeat import HeartbeatSender

@@ -16,7 +16,7 @@ from ray.serve.config import RequestRouterConfig
 from mmserve.cluster.on_ray.front import NODE, FrontDeployment
 from mmserve.cluster.on_ray.node import Node
 from mmserve.cluster.on_ray.router import PictureRouter
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
 
 FRONT = "Front"
 _LONGEST_ANSWER_S = 600.0

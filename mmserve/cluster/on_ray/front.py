@@ -20,7 +20,7 @@ from mmserve.cluster.front.silence import SilenceWatch
 from mmserve.cluster.on_ray import shared_port
 from mmserve.cluster.on_ray.known import known
 from mmserve.cluster.on_ray.placement import RayPlacement
-from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.links.cluster_key import ClusterKey
 
 NODES_APP, NODE = "nodes", "Node"
 _ENDS = (RayError, RayServeException, RequestCancelledError)

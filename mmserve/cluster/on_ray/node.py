@@ -30,7 +30,7 @@ from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.on_ray.autoscaling import USED, WAIT_S
 from mmserve.cluster.on_ray.held import Heard, Held
 from mmserve.cluster.scale.cluster import Cluster
-from mmserve.ipc.cluster_key import ClusterKey, written
+from mmserve.ipc.links.cluster_key import ClusterKey, written
 
 _READY = re.compile(r"mmserve is ready: (http://[^\s,]+)")
 _STOP_TIMEOUT_S = 60.0

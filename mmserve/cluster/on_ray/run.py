@@ -18,7 +18,7 @@ from mmserve.cluster.on_ray.apps import FRONT, front_app, nodes_app
 from mmserve.cluster.on_ray.front import NODES_APP
 from mmserve.cluster.on_ray.gpus import gpus_of_each
 from mmserve.config.fields import Device
-from mmserve.ipc.cluster_key import new_secret
+from mmserve.ipc.links.cluster_key import new_secret
 from mmserve.runtime.errors import StartupError
 
 FRONT_APP = "front"

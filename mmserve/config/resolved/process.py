@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
+from mmserve.ipc.links.endpoints import Endpoints
 
 RETIRE = signal.SIGUSR2
 """Signal to an HTTP worker whose successor serves: accept no more connections, finish those that are open, and end."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mmserve.ipc.channel import Sender
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.channel import Sender
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.request import AskStages, CountImageRows, EngineInbound, RequestMessage, VisualInbound
 
 

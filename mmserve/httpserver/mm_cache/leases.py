@@ -27,7 +27,7 @@ from mmserve.httpserver.mm_cache.lease_request import LeaseRequest, with_states
 from mmserve.httpserver.mm_cache.named_images import names_of
 from mmserve.httpserver.mm_cache.stored_bytes import differs, write
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, MediaRecord, NamedImage, StoredImage
 from mmserve.messages.media import Processing
 from mmserve.monitoring.metrics.client import MetricsClient

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mmserve.httpserver.response_store.runner_lock import worker_of
-from mmserve.ipc.channel import Sender
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.channel import Sender
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.reply import FollowResponse, HttpInbound, ResponseChanged, StopResponse
 
 _LOOK_AGAIN_S = 1.0

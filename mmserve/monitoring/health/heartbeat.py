@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.runtime.memory.mapped_file import map_file
 
 INTERVAL_S = 1.0

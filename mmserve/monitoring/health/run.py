@@ -12,9 +12,9 @@ from contextlib import closing
 import msgspec
 
 from mmserve.config.resolved.process import Process
-from mmserve.ipc.channel import Receiver
-from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
+from mmserve.ipc.links.channel import Receiver
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.messages.status import HealthInbound
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender, read_beat

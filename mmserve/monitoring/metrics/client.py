@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.metrics.names import METRICS, Metric, num_values
 from mmserve.monitoring.metrics.store import Key, MetricsFile
 from mmserve.runtime.byte_budget import ByteBudget

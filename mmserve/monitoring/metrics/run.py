@@ -14,8 +14,8 @@ from pathlib import Path
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from mmserve.config.resolved.process import Process
-from mmserve.ipc.endpoints import num_http_endpoints
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
+from mmserve.ipc.links.endpoints import num_http_endpoints
 from mmserve.ipc.status_http import Page, serving_pages
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.monitoring.metrics.memory import ProcessMemory

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.ipc.status_client import read_page, read_pages
 from mmserve.ipc.status_http import Page
 from mmserve.messages.server_state import (

@@ -10,8 +10,8 @@ import msgspec
 import zmq
 
 from mmserve.cluster.scale.reports import HOLDINGS, Holdings
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.snapshots import ask
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.snapshots import ask
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.shortage import OF_A_LINK, has_descriptors
 

@@ -7,9 +7,9 @@ from types import TracebackType
 
 import zmq
 
-from mmserve.ipc.cluster_key import ClusterKey
-from mmserve.ipc.curve import publishing
-from mmserve.ipc.snapshots import is_asked
+from mmserve.ipc.links.cluster_key import ClusterKey
+from mmserve.ipc.links.curve import publishing
+from mmserve.ipc.links.snapshots import is_asked
 
 _UNREAD_REPORTS = 100
 """For each front; then it misses some, which it notices."""

@@ -17,7 +17,7 @@ from contextlib import closing
 import msgspec
 
 from mmserve.config.resolved.process import Stop
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.runtime.memory.allocator import importing
 from mmserve.supervisor.child.fork_messages import Ended, Forked, ForkRequest, NotForked, Serving, receive, send

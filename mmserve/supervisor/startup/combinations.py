@@ -13,7 +13,7 @@ from mmserve.config.resolved.deployment import Dtype, KvDtype, activation_dtype,
 from mmserve.runtime.errors import StartupError
 
 _MAX_ROWS_NBYTES = 192 << 20
-"""Less than a message between nodes may have (``ipc/curve.py``)."""
+"""Less than a message between nodes may have (``ipc/links/curve.py``)."""
 
 
 def check_nodes(config: Config, model: ModelSpec) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, read_beat
 from mmserve.monitoring.health.stuck import Watched, stuck_processes
 from mmserve.supervisor.child.process import Child

@@ -13,7 +13,7 @@ from pathlib import Path
 from mmserve.config.node_options import Address, encoder_address
 from mmserve.config.resolved.facts import encoder_facts_of
 from mmserve.config.resolved.process import Process, Stop
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.monitoring.health.heartbeat import INTERVAL_S, HeartbeatSender

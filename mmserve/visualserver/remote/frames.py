@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from mmserve.ipc.codec import Codec
+from mmserve.ipc.links.codec import Codec
 from mmserve.messages.media import Processing
 
 MAX_MESSAGE_NBYTES = 64 << 10

@@ -13,8 +13,8 @@ from array import array
 import uvloop
 
 from mmserve.messages.request import GenerateRequest
-from tests.fakes.http_upstream import Upstream, say, say_then_hold
-from tests.fakes.http_worker import http_worker
+from tests.fakes.http.http_upstream import Upstream, say, say_then_hold
+from tests.fakes.http.http_worker import http_worker
 
 
 async def repeat(upstream: Upstream, request: GenerateRequest) -> None:

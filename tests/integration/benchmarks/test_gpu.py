@@ -17,7 +17,7 @@ from benchmarks.gpu.plan import Step
 from benchmarks.gpu.results import result_of
 from benchmarks.gpu.supervise import run_step
 
-STEP = Step(2, "fails", 30, "tests.fakes.gpu_steps")
+STEP = Step(2, "fails", 30, "tests.fakes.devices.gpu_steps")
 
 
 def run(folder: Path, *ways: str, seconds: float = 30) -> dict[str, Any]:

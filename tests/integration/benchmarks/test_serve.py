@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tests.fakes.openai_server import MODEL, OpenAiServer, openai_server, pictures_of, text_of
+from tests.fakes.http.openai_server import MODEL, OpenAiServer, openai_server, pictures_of, text_of
 
 PROBE_TOKENS = 1
 """``max_tokens`` of the requests that are sent before the loads, to learn what the server supports."""

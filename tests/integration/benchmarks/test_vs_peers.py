@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.fakes.openai_server import openai_server, pictures_of
+from tests.fakes.http.openai_server import openai_server, pictures_of
 
 TIMEOUT_S = 120
 

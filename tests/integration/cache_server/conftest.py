@@ -10,8 +10,8 @@ import pytest
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.endpoints import Endpoints
-from tests.fakes.cache import arena_for, serving_cache
+from mmserve.ipc.links.endpoints import Endpoints
+from tests.fakes.pictures.cache import arena_for, serving_cache
 
 Connect = Callable[..., MediaCacheClient]
 

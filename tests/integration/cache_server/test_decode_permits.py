@@ -11,10 +11,10 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.cache import PermitRequest, PermitsReply
-from tests.fakes.cache import alloc_item, serving_cache, until
-from tests.fakes.leaks import leaks
+from tests.fakes.pictures.cache import alloc_item, serving_cache, until
+from tests.fakes.processes.leaks import leaks
 
 FIRST, SECOND = PermitRequest("first", 100, 1.0), PermitRequest("second", 100, 2.0)
 

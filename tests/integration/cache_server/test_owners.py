@@ -16,9 +16,9 @@ from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.owners import Owners
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena, StaleHandle
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.runtime.errors import Unavailable
-from tests.fakes.cache import alloc_item, serving_cache, until
+from tests.fakes.pictures.cache import alloc_item, serving_cache, until
 
 Connect = Callable[..., MediaCacheClient]
 CAT = alloc_item("cat")
@@ -26,8 +26,8 @@ CAT = alloc_item("cat")
 HOLDER = """
 import sys, threading
 from mmserve.cache_server.client import connect
-from mmserve.ipc.endpoints import Endpoints
-from tests.fakes.cache import alloc_item
+from mmserve.ipc.links.endpoints import Endpoints
+from tests.fakes.pictures.cache import alloc_item
 client = connect(Endpoints(sys.argv[1]), "http-9", batched=sys.argv[2] == "True")
 client.alloc("held", [alloc_item("cat"), alloc_item("dog")], wait_s=0)
 # A second connection blocks in a call. The server must notice the process's death in spite of it.
@@ -132,8 +132,8 @@ def test_a_call_waits_for_a_server_that_is_being_started_again(endpoints: Endpoi
 STOPPED = """
 import sys
 from mmserve.cache_server.client import connect
-from mmserve.ipc.endpoints import Endpoints
-from tests.fakes.cache import alloc_item
+from mmserve.ipc.links.endpoints import Endpoints
+from tests.fakes.pictures.cache import alloc_item
 client = connect(Endpoints(sys.argv[1]), "http-9", batched=sys.argv[2] == "True", beat_interval_s=0.02)
 items = [alloc_item("cat"), alloc_item("dog")]
 records = client.alloc("held", items, wait_s=0)

@@ -17,13 +17,13 @@ from mmserve.cache_server.client import connect
 from mmserve.cache_server.run import run
 from mmserve.config.resolved.process import Stop
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import read_beat
-from tests.fakes.cache import alloc_item, until
-from tests.fakes.kv_subscriber import replay
-from tests.fakes.media import fake_process, model_spec
-from tests.fakes.ports import free_port
-from tests.fakes.samples import counted
+from tests.fakes.http.kv_subscriber import replay
+from tests.fakes.http.ports import free_port
+from tests.fakes.pictures.cache import alloc_item, until
+from tests.fakes.pictures.media import fake_process, model_spec
+from tests.fakes.processes.samples import counted
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.metrics import memory
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.monitoring.metrics.memory import ProcessMemory

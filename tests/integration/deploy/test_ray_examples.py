@@ -13,8 +13,8 @@ import yaml
 from mmserve.cli import main as cli
 from mmserve.cluster.front.run import FrontOptions
 from mmserve.config.options import resolve
-from mmserve.ipc import cluster_key
-from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.links import cluster_key
+from mmserve.ipc.links.cluster_key import ClusterKey
 
 KEY = ClusterKey.of(bytes(32))
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ import pytest
 
 from mmserve.grammar.isolated import IsolatedValidator
 from mmserve.grammar.sources import json_schema_grammar, lark_grammar, regex_grammar
-from tests.fakes.grammars import JSON
+from tests.fakes.ranks.grammars import JSON
 
 DEADLINE_S = 0.3
 

@@ -10,7 +10,7 @@ from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.process import Process
 from mmserve.httpserver.run import run
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.codec import Codec
+from mmserve.ipc.links.codec import Codec
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mmserve.ipc.status_http import Page, StatusServer
-from tests.fakes.cache import until
-from tests.fakes.shortages import no_more_descriptors
+from tests.fakes.pictures.cache import until
+from tests.fakes.processes.shortages import no_more_descriptors
 
 THREADS = 4
 

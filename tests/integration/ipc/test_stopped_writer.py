@@ -19,7 +19,7 @@ from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
-from tests.fakes.cache import alloc_item, arena_for
+from tests.fakes.pictures.cache import alloc_item, arena_for
 
 ROUNDS = 12
 NUM_ITEMS = 6

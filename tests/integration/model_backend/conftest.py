@@ -16,11 +16,11 @@ import pytest
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.codec import Codec
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
+from mmserve.ipc.links.codec import Codec
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan, StepResult
-from tests.fakes.engine import deployment
+from tests.fakes.ranks.engine import deployment
 
 _RESULT_WITHIN_S = 60
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.process import Process, Stop
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.codec import Codec
+from mmserve.ipc.links.codec import Codec
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.run import run
 from mmserve.model_backend.worker.forward_batch import ForwardBatch

@@ -22,12 +22,12 @@ from mmserve.messages.media import MediaSpan
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.processors.registry import processor_for
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import Driver
-from tests.fakes.media import png
-from tests.fakes.picture_families import PICTURE_FAMILIES, Processed
-from tests.fakes.ranks_in_processes import ranks_in_processes
-from tests.fakes.tower_inputs import read_by_tower
+from tests.fakes.models.picture_families import PICTURE_FAMILIES, Processed
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import read_by_tower
+from tests.fakes.ranks.engine import Driver
+from tests.fakes.ranks.ranks_in_processes import ranks_in_processes
 
 FAMILIES = [name for name in PICTURE_FAMILIES if name != "smolvlm"]
 """Without SmolVLM, which the same code computes as Idefics3."""

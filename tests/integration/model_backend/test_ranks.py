@@ -18,10 +18,10 @@ from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
-from tests.fakes.logprobs import check_logprobs
+from tests.fakes.models.checkpoints import IMAGE, VOCAB, make_llama, make_llava
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Driver, make_runner
+from tests.fakes.ranks.logprobs import check_logprobs
 from tests.integration.model_backend.conftest import Ranks, StartRanks
 from tests.integration.model_backend.rank_main import BAD_TOKEN
 from tests.unit.router.builders import request

@@ -17,17 +17,17 @@ import pytest
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.config.config import Config
 from mmserve.config.resolved.deployment import Deployment
-from mmserve.ipc.channel import Receiver, Sender
-from mmserve.ipc.codec import Codec
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.lockstep import LockstepSender
+from mmserve.ipc.links.channel import Receiver, Sender
+from mmserve.ipc.links.codec import Codec
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.lockstep import LockstepSender
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import EngineInbound, VisualInbound
 from mmserve.messages.step import RankInbound, StepPlan
 from mmserve.monitoring.health.heartbeat import Beat, read_beat
-from tests.fakes.cache import until
-from tests.fakes.media import vision_spec
-from tests.fakes.rank import STOP_PLAN, FakeRank, serve_rank
+from tests.fakes.pictures.cache import until
+from tests.fakes.pictures.media import vision_spec
+from tests.fakes.ranks.rank import STOP_PLAN, FakeRank, serve_rank
 
 NUM_WORKERS, NUM_RANKS = 2, 2
 _ROOT = Path(__file__).parents[3]

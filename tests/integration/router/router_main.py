@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.process import Process, Stop
-from mmserve.ipc.codec import Codec
+from mmserve.ipc.links.codec import Codec
 from mmserve.router.run import run
 
 

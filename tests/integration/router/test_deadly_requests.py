@@ -17,8 +17,8 @@ from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.monitoring.metrics.client import MetricsClient
-from tests.fakes.rank import generate_alone
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
+from tests.fakes.ranks.rank import generate_alone
 from tests.unit.router.builders import Engine, request
 
 MAX_RESTARTS = 5

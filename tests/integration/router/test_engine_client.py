@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.lockstep import BrokenLink, LockstepReceiver, LockstepSender
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.lockstep import BrokenLink, LockstepReceiver, LockstepSender
 from mmserve.messages.step import (
     RankInbound,
     RankOutbound,

@@ -20,10 +20,10 @@ from mmserve.messages.request import GenerateRequest
 from mmserve.messages.step import StepPlan
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.checkpoints import EOS, VOCAB, make_llama
-from tests.fakes.engine import BLOCK_TOKENS, Engine, make_runner
-from tests.fakes.grammars import JSON, decode, encode
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.models.checkpoints import EOS, VOCAB, make_llama
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Engine, make_runner
+from tests.fakes.ranks.grammars import JSON, decode, encode
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 from tests.unit.router.builders import request
 
 NUM = 8

@@ -16,9 +16,9 @@ from msgspec import structs
 from mmserve.ipc.events.numbers import END_OF_REPLAY, number_bytes, number_of
 from mmserve.ipc.events.publisher import Publisher
 from mmserve.runtime.errors import StartupError
-from tests.fakes.cache import until
-from tests.fakes.kv_subscriber import Batch, ClearedEvent, Holdings, StoredEvent, decode, replay
-from tests.fakes.ports import free_port
+from tests.fakes.http.kv_subscriber import Batch, ClearedEvent, Holdings, StoredEvent, decode, replay
+from tests.fakes.http.ports import free_port
+from tests.fakes.pictures.cache import until
 from tests.integration.router.conftest import RouterPeers
 from tests.unit.router.builders import request, span
 

@@ -21,12 +21,12 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.model_backend.worker.model_runner import InFlight, ModelRunner
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.checkpoints import EOS, VOCAB, make_llama
-from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
-from tests.fakes.grammars import JSON
-from tests.fakes.late_device import LateDevice, LatePlatform
-from tests.fakes.late_ranks import FAILING, LateRanks, late_ranks
-from tests.fakes.plans_ahead import plans, run
+from tests.fakes.devices.late_device import LateDevice, LatePlatform
+from tests.fakes.devices.late_ranks import FAILING, LateRanks, late_ranks
+from tests.fakes.models.checkpoints import EOS, VOCAB, make_llama
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Driver, make_runner
+from tests.fakes.ranks.grammars import JSON
+from tests.fakes.ranks.plans_ahead import plans, run
 from tests.unit.router.builders import abort, request
 
 NUM_BLOCKS, NUM_REQUESTS, LONGEST = 24, 9, 14

@@ -18,12 +18,12 @@ from mmserve.cluster.scale.announced import Announced
 from mmserve.cluster.scale.cluster import Cluster
 from mmserve.cluster.scale.holdings import HoldingsTable
 from mmserve.cluster.scale.reports import Holdings, Load, Report, encoded
-from mmserve.ipc.cluster_key import ClusterKey
-from mmserve.ipc.curve import use_key
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.cluster_key import ClusterKey
+from mmserve.ipc.links.curve import use_key
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.router.reports.arena_link import ArenaLink
 from mmserve.router.reports.publisher import ReportPublisher
-from tests.fakes.http_worker import run
+from tests.fakes.http.http_worker import run
 
 KEY, OTHER = ClusterKey.of(bytes(32)), ClusterKey.of(bytes([1] * 32))
 ANY_PORT = "tcp://127.0.0.1:*"

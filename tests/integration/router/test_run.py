@@ -9,13 +9,13 @@ import time
 import psutil
 import pytest
 
-from mmserve.ipc.channel import Sender
+from mmserve.ipc.links.channel import Sender
 from mmserve.messages.request import AbortRequest, EncodeRequest, ImagesEncoded
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
-from tests.fakes.cache import until
-from tests.fakes.rank import generate_alone
-from tests.fakes.samples import counted
+from tests.fakes.pictures.cache import until
+from tests.fakes.processes.samples import counted
+from tests.fakes.ranks.rank import generate_alone
 from tests.integration.router.conftest import NUM_WORKERS, RouterPeers
 from tests.unit.router.builders import abort, request, span
 

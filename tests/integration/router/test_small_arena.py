@@ -22,8 +22,8 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
 from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.checkpoints import make_llava
-from tests.fakes.engine import BLOCK_TOKENS, make_runner
+from tests.fakes.models.checkpoints import make_llava
+from tests.fakes.ranks.engine import BLOCK_TOKENS, make_runner
 from tests.unit.router.builders import request
 
 TOKENS, HIDDEN, NUM_NEW = 16, 64, 20

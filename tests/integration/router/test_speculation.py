@@ -19,10 +19,10 @@ from mmserve.messages.request import GenerateRequest
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.model_backend.worker.step_splitting import StepError
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.checkpoints import EOS, VOCAB, make_llama
-from tests.fakes.engine import BLOCK_TOKENS, Engine, make_runner
-from tests.fakes.grammars import JSON
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.models.checkpoints import EOS, VOCAB, make_llama
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Engine, make_runner
+from tests.fakes.ranks.grammars import JSON
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler
 from tests.unit.router.builders import request
 

@@ -19,9 +19,9 @@ from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import BLOCK_TOKENS, make_runner
-from tests.fakes.logprobs import check_logprobs
+from tests.fakes.models.checkpoints import VOCAB, make_llama
+from tests.fakes.ranks.engine import BLOCK_TOKENS, make_runner
+from tests.fakes.ranks.logprobs import check_logprobs
 from tests.unit.router.builders import request
 
 NUM_NEW = 36

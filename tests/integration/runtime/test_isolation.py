@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from mmserve.runtime.isolation.killable import ChildDied, KillableChild
-from tests.fakes.cache import until
+from tests.fakes.pictures.cache import until
 
-MODULE = "tests.fakes.obedient_child"
+MODULE = "tests.fakes.processes.obedient_child"
 
 
 @pytest.fixture(params=[0, 1 << 20], ids=["main thread", "small stack"])

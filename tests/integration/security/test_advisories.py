@@ -12,9 +12,9 @@ import pytest
 
 from mmserve.httpserver.http.auth import OPEN_PATHS
 from mmserve.messages.request import GenerateRequest
-from tests.fakes.http_upstream import Upstream
-from tests.fakes.http_worker import POST_CHAT, http_worker, run, status_line
-from tests.integration.httpserver.test_chat import HELLO
+from tests.fakes.http.http_upstream import Upstream
+from tests.fakes.http.http_worker import POST_CHAT, http_worker, run, status_line
+from tests.integration.httpserver.protocols.test_chat import HELLO
 
 CHAT = "/v1/chat/completions"
 

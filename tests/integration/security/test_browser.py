@@ -15,9 +15,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.fakes.http_upstream import say
-from tests.fakes.http_worker import Worker, http_worker, run
-from tests.fakes.samples import Samples
+from tests.fakes.http.http_upstream import say
+from tests.fakes.http.http_worker import Worker, http_worker, run
+from tests.fakes.processes.samples import Samples
 
 BROWSER = os.environ.get("MMSERVE_TEST_BROWSER") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None

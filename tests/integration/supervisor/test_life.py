@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes.supervision import all_gone, supervised
+from tests.fakes.processes.supervision import all_gone, supervised
 
 
 def test_the_ready_line_names_the_model_settings_and_address() -> None:

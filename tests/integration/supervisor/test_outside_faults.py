@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from mmserve.ipc.channel import Sender
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.channel import Sender
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound
-from tests.fakes.supervision import Supervised, supervised
+from tests.fakes.processes.supervision import Supervised, supervised
 
 pytestmark = pytest.mark.faults
 

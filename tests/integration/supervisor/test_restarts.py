@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mmserve.supervisor.watching.restarts import LIMIT
-from tests.fakes.supervision import all_gone, supervised
+from tests.fakes.processes.supervision import all_gone, supervised
 
 
 @pytest.mark.parametrize("victim", ["router", "model_backend rank 1"])

@@ -7,8 +7,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from mmserve.ipc.channel import Receiver
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.channel import Receiver
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase
 from mmserve.messages.request import EngineInbound, WorkerDied
 from mmserve.supervisor.status_publisher import StatusPublisher

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from tests.fakes.supervision import Supervised, all_gone, supervised
+from tests.fakes.processes.supervision import Supervised, all_gone, supervised
 
 TIMEOUT = ("--stuck-timeout", "1.2")
 

@@ -18,8 +18,8 @@ from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.resolved.process import Process
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.channel import AsyncReceiver, Sender
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.channel import AsyncReceiver, Sender
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.request import AbortRequest, EncodeRequest, EngineInbound, ImagesEncoded, VisualInbound
@@ -31,8 +31,8 @@ from mmserve.processors.registry import processor_for
 from mmserve.visualserver.batches.encode import HOST, ComputeRows
 from mmserve.visualserver.batches.towers import computing_rows
 from mmserve.visualserver.run import _serve
-from tests.fakes.cache import serving_cache
-from tests.fakes.media import fake_process, model_spec, write_preprocessor
+from tests.fakes.pictures.cache import serving_cache
+from tests.fakes.pictures.media import fake_process, model_spec, write_preprocessor
 
 HIDDEN, TOKENS = 8, 4
 TIMEOUT_S = 20.0

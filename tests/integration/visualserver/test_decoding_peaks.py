@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 def test_the_peak_of_every_format_mode_and_orientation_is_within_the_estimate(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.fakes.decode_peaks", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.fakes.pictures.decode_peaks", str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     cases = [json.loads(line) for line in output.splitlines()]
     assert len(cases) > 40

@@ -12,8 +12,8 @@ from mmserve.messages.media import DEFAULT_PROCESSING, Processing
 from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.isolated import IsolatedDecoder
 from mmserve.runtime.errors import MediaError
-from tests.fakes.deadly_pictures import deadly_png, make_deadly
-from tests.fakes.media import llava_processor, model_spec, png, truncated, vision_spec, write_preprocessor
+from tests.fakes.pictures.deadly_pictures import deadly_png, make_deadly
+from tests.fakes.pictures.media import llava_processor, model_spec, png, truncated, vision_spec, write_preprocessor
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from mmserve.processors.interface import Views
 from mmserve.visualserver.pipeline import Pipeline
 from mmserve.visualserver.queue.batch_queue import BatchQueue
 from mmserve.visualserver.queue.image_tasks import ImageBatch
-from tests.fakes.cache import until
-from tests.fakes.media import png
+from tests.fakes.pictures.cache import until
+from tests.fakes.pictures.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, TIMEOUT_S, Stack, play
 
 

@@ -10,8 +10,8 @@ import transformers
 from PIL import Image
 
 from mmserve.checkpoint.load import load
-from tests.fakes.checkpoints import make_llava
-from tests.fakes.media import png
+from tests.fakes.models.checkpoints import make_llava
+from tests.fakes.pictures.media import png
 from tests.integration.visualserver.stack import Stack, play
 
 

@@ -17,7 +17,7 @@ import torch
 from mmserve.checkpoint.load import load
 from mmserve.config.node_options import Address
 from mmserve.config.resolved.facts import encoder_facts_of
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
 from mmserve.messages.media import Processing
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.image_processors import image_processors_for
@@ -42,9 +42,9 @@ from mmserve.visualserver.remote.frames import (
     digest,
 )
 from mmserve.visualserver.remote.streams import AsyncStream
-from tests.fakes.checkpoints import make_llava
-from tests.fakes.media import png
-from tests.fakes.ports import free_port
+from tests.fakes.http.ports import free_port
+from tests.fakes.models.checkpoints import make_llava
+from tests.fakes.pictures.media import png
 from tests.integration.visualserver.stack import TIMEOUT_S, FakeTower, Stack, _real_tower, play
 
 Take = Callable[[Job], None]

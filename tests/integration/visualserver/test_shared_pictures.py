@@ -8,7 +8,7 @@ import pytest
 
 from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest, choice_id
-from tests.fakes.media import png
+from tests.fakes.pictures.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, Stack, play
 from tests.integration.visualserver.test_permits import BlockedDecoder, _until_permits
 

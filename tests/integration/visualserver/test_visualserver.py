@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.request import AbortRequest
-from tests.fakes.cache import alloc_item, serving_cache, until
-from tests.fakes.media import png, truncated
-from tests.fakes.samples import counted
+from tests.fakes.pictures.cache import alloc_item, serving_cache, until
+from tests.fakes.pictures.media import png, truncated
+from tests.fakes.processes.samples import counted
 from tests.integration.visualserver.stack import Stack, play
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from benchmarks.first_layers import write
 from mmserve.checkpoint.load import load
-from tests.fakes.checkpoints import in_shards, make_llama
+from tests.fakes.models.checkpoints import in_shards, make_llama
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

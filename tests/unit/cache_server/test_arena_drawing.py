@@ -14,8 +14,8 @@ from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.server_state import ArenaExtent, ArenaState, ExtentState
-from tests.fakes.cache import alloc_item
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.cache import alloc_item
+from tests.fakes.pictures.marks import NoMarks
 
 EXTENT = extent_nbytes(100)
 NBYTES = 10 * EXTENT

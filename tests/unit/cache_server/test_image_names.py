@@ -7,7 +7,7 @@ from mmserve.cache_server.image_names import ImageNames
 from mmserve.cache_server.run import new_table
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.messages.cache import NamedImage
-from tests.fakes.cache import alloc_item, arena_for
+from tests.fakes.pictures.cache import alloc_item, arena_for
 
 
 def image(name: str) -> NamedImage:

@@ -13,7 +13,7 @@ from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, AllocReply
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 
 NBYTES = 64 * 64
 LONG_S = 60.0

@@ -12,7 +12,7 @@ from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 
 ONE = extent_nbytes(100)
 

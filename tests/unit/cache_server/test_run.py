@@ -9,7 +9,7 @@ import pytest
 from mmserve.cache_server.run import SpaceWarning
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.table import MediaTable
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 
 
 def test_waiting_for_space_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

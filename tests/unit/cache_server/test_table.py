@@ -10,7 +10,7 @@ from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, MediaRecord
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 
 SIZE = 120
 EXTENT = extent_nbytes(SIZE)

@@ -16,7 +16,7 @@ from mmserve.cache_server.table import HELD_UP, MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import Handle
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 
 NBYTES = 64 * 40
 OWNERS, REQUESTS, VISUALS = ("http-0", "http-1"), ("a", "b", "c"), ("visual-0", "visual-1")

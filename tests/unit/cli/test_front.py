@@ -6,7 +6,7 @@ import pytest
 
 from mmserve.cli import main as cli
 from mmserve.cluster.front import run
-from mmserve.ipc import cluster_key
+from mmserve.ipc.links import cluster_key
 from mmserve.runtime.logs import log
 from mmserve.supervisor.startup import listen, machine
 

@@ -15,8 +15,8 @@ from mmserve.checkpoint.catalogue import entries
 from mmserve.checkpoint.registry import ARCHITECTURES
 from mmserve.cli import main as cli
 from mmserve.supervisor.startup import tensor_check
-from tests.fakes.chat_models import make_tokenizer
-from tests.fakes.weight_files import sparse_weights
+from tests.fakes.models.chat_models import make_tokenizer
+from tests.fakes.models.weight_files import sparse_weights
 
 TOKENIZER = make_tokenizer("byte-level")
 LLAMA: dict[str, Any] = {

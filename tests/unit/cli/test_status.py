@@ -16,7 +16,7 @@ import pytest
 from mmserve.cli import main as cli
 from mmserve.cli import status as status_command
 from mmserve.cli.status import render, tokens_per_s
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.reply import ServerPhase
 from mmserve.messages.status import ProcessRow, ProcessTable
 from mmserve.monitoring.health.heartbeat import HeartbeatSender

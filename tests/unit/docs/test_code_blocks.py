@@ -13,7 +13,7 @@ import yaml
 
 from mmserve.cli import main as cli
 from mmserve.config.options import resolve
-from tests.fakes.code_blocks import PAGES, ROOT, Block, blocks, blocks_of, commands, without_comments
+from tests.fakes.processes.code_blocks import PAGES, ROOT, Block, blocks, blocks_of, commands, without_comments
 
 RUN = {"bash", "python"}
 READ = {"json": json.loads, "yaml": lambda code: [*yaml.safe_load_all(code)], "toml": tomllib.loads}

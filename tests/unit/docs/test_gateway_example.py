@@ -10,7 +10,7 @@ import yaml
 
 from mmserve.cli import main as cli
 from mmserve.config.options import resolve
-from tests.fakes.code_blocks import ROOT, blocks_of
+from tests.fakes.processes.code_blocks import ROOT, blocks_of
 
 Object = dict[str, Any]
 

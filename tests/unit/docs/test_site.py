@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from tests.fakes.code_blocks import PAGES, ROOT
+from tests.fakes.processes.code_blocks import PAGES, ROOT
 
 
 def _pages(nav: list[Any]) -> list[str]:

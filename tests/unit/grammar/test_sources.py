@@ -16,7 +16,7 @@ from mmserve.grammar.sources import (
     regex_grammar,
 )
 from mmserve.runtime.errors import InvalidRequest
-from tests.fakes.grammars import JSON
+from tests.fakes.ranks.grammars import JSON
 
 
 @pytest.fixture(scope="module")

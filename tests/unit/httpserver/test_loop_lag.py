@@ -8,7 +8,7 @@ from typing import cast
 
 from mmserve.httpserver.loop_lag import INTERVAL_S, sample_loop_lag
 from mmserve.monitoring.metrics.client import MetricsClient
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
 
 
 def test_a_stall_gives_one_sample_for_each_interval_in_it() -> None:

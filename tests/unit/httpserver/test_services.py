@@ -12,7 +12,7 @@ from mmserve.config.resolved.process import Process
 from mmserve.httpserver.services import open_services
 from mmserve.ipc.arena import Arena
 from mmserve.monitoring.metrics.client import MetricsClient
-from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
 
 
 @pytest.mark.parametrize("prefault", [True, False])

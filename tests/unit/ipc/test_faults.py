@@ -9,7 +9,7 @@ import pytest
 from mmserve.ipc import faults
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint, InjectedError, InjectedFault, arm, disarm, is_armed
-from tests.fakes.media import fake_process, model_spec, write_preprocessor
+from tests.fakes.pictures.media import fake_process, model_spec, write_preprocessor
 
 
 @pytest.mark.parametrize(("kind", "error"), [("error", InjectedError), ("memory", MemoryError)])

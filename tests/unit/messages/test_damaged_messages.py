@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmserve.cache_server.rpc.framing import MAX_FRAME_NBYTES, FrameBuffer, frame
-from mmserve.ipc.codec import Codec
+from mmserve.ipc.links.codec import Codec
 from mmserve.messages.cache import (
     AllocItem,
     AllocReply,
@@ -84,7 +84,7 @@ LINKS: dict[str, tuple[object, object]] = {
     "permit request": (PermitRequest, PermitRequest("a", 100, 1.5)),
 }
 WELCOME_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What receivers skip a message for (ipc/channel.py)."""
+"""What receivers skip a message for (ipc/links/channel.py)."""
 LARGEST = 1 << 20
 
 

@@ -7,7 +7,7 @@ from array import array
 import msgspec
 import pytest
 
-from mmserve.ipc.codec import Codec
+from mmserve.ipc.links.codec import Codec
 from mmserve.messages.cache import AllocItem, AllocRequest, CacheRequest, Register, SetEmbedRequest
 from mmserve.messages.logprobs import pack, unpack
 from mmserve.messages.media import ExpandedImage, Handle, MediaSpan, Processing

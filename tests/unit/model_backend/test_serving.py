@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from mmserve.ipc.lockstep import BrokenLink
+from mmserve.ipc.links.lockstep import BrokenLink
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import SequenceStep, StepPlan, StepResult
 from mmserve.model_backend import serving
 from mmserve.model_backend.serving import PlansAhead, PlansAtOnce, serve
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import make_runner
-from tests.fakes.late_device import LateDevice, LatePlatform
-from tests.fakes.plans_ahead import plans, run
+from tests.fakes.devices.late_device import LateDevice, LatePlatform
+from tests.fakes.models.checkpoints import make_llama
+from tests.fakes.ranks.engine import make_runner
+from tests.fakes.ranks.plans_ahead import plans, run
 
 STEP = (SequenceStep(0, 0, 4, (1,), True),)
 

@@ -16,8 +16,8 @@ from mmserve.processors.image_files.jpeg_header import jpeg_header
 from mmserve.processors.image_files.picture import decode, header
 from mmserve.processors.pixels import resizing
 from mmserve.runtime.errors import MediaError
-from tests.fakes.media import encoded, llava_processor, picture, png, write_preprocessor
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.pictures.media import encoded, llava_processor, picture, png, write_preprocessor
+from tests.fakes.pictures.tower_inputs import numbers
 
 LIMIT = 64_000_000
 MIB = 1 << 20

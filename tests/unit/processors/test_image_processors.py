@@ -14,9 +14,9 @@ from mmserve.messages.media import Processing
 from mmserve.processors.image_processors import MAX_OPTIONS_NBYTES, ImageProcessors, image_processors_for
 from mmserve.processors.settings import with_options
 from mmserve.runtime.errors import InvalidRequest
-from tests.fakes.image_processors import FAMILIES, model_with, reference
-from tests.fakes.media import model_spec, png
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.models.image_processors import FAMILIES, model_with, reference
+from tests.fakes.pictures.media import model_spec, png
+from tests.fakes.pictures.tower_inputs import numbers
 
 QWEN25, QWEN3 = "qwen2_5_vl", "qwen3_vl"
 PARAM = "mm_processor_kwargs"

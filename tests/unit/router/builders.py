@@ -19,7 +19,7 @@ from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from mmserve.router.scheduler.sequence import SequenceStatus
 from mmserve.router.speculation.draft_source import Draft
 from mmserve.router.speculation.drafter import Drafter
-from tests.fakes.rank import BLOCK_TOKENS, VOCAB_SIZE, FakeRank, cells_of, generate_alone
+from tests.fakes.ranks.rank import BLOCK_TOKENS, VOCAB_SIZE, FakeRank, cells_of, generate_alone
 
 STOP_IDS = (3, 5)
 

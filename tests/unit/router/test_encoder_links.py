@@ -10,7 +10,7 @@ from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.table import MediaTable
 from mmserve.messages.cache import AllocItem
 from mmserve.router.encoder_links import encoder_for
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 
 
 @pytest.mark.parametrize("visual_workers", [2, 3, 4, 8, 16])

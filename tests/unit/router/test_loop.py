@@ -15,8 +15,8 @@ from mmserve.messages.step import StepPlan, StepResult
 from mmserve.monitoring.health.heartbeat import INTERVAL_S
 from mmserve.router.run import serve
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.rank import BLOCK_TOKENS, FakeRank
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
+from tests.fakes.ranks.rank import BLOCK_TOKENS, FakeRank
 from tests.unit.router.builders import abort, request, span
 
 TOKEN_S = 0.125

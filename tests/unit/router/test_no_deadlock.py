@@ -27,7 +27,7 @@ from mmserve.messages.media import MediaSpan
 from mmserve.messages.request import AbortRequest, EncodeRequest, GenerateRequest
 from mmserve.visualserver.images import ENCODED, LOST, Outcome
 from mmserve.visualserver.queue.batch_queue import Answer, BatchQueue
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 from tests.unit.router.builders import Encoders, Engine, abort, request
 
 HTTP, VISUAL = "http", "visual"

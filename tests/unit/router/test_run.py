@@ -9,8 +9,8 @@ import pytest
 from mmserve.messages.step import DraftTimes, RankReady
 from mmserve.router import run
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.http_services import make_deployment
-from tests.fakes.samples import Samples
+from tests.fakes.http.http_services import make_deployment
+from tests.fakes.processes.samples import Samples
 from tests.unit.router.builders import request
 
 

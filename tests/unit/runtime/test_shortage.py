@@ -8,7 +8,7 @@ import os
 import pytest
 
 from mmserve.runtime.shortage import SpareDescriptor, has_descriptors, shortage_of
-from tests.fakes.shortages import no_more_descriptors
+from tests.fakes.processes.shortages import no_more_descriptors
 
 
 def _error(code: int) -> OSError:

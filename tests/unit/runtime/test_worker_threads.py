@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mmserve.runtime.errors import Unavailable
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads, batches
-from tests.fakes.shortages import no_more_threads
+from tests.fakes.processes.shortages import no_more_threads
 
 
 @pytest.fixture(params=[True, False], ids=["concurrent", "sequential"])

@@ -24,10 +24,10 @@ from mmserve.httpserver.prompt.template.chat_template import ALWAYS_GIVEN, varia
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.processors.image_files import picture
 from mmserve.runtime.errors import InvalidRequest, MediaError
-from tests.fakes.calls import parse_chat
-from tests.fakes.http_services import make_deployment
-from tests.fakes.media import encoded
-from tests.fakes.media import picture as new_picture
+from tests.fakes.http.http_services import make_deployment
+from tests.fakes.pictures.media import encoded
+from tests.fakes.pictures.media import picture as new_picture
+from tests.fakes.ranks.calls import parse_chat
 
 PACKAGE = Path(__file__).parents[3] / "mmserve"
 SOURCES = {source: source.read_text() for source in PACKAGE.rglob("*.py")}
@@ -171,7 +171,7 @@ def test_cve_2026_26220_nothing_that_unpickles_is_called() -> None:
 
 
 def test_cve_2026_3059_no_internal_link_is_tcp() -> None:
-    """All addresses of a server's own links are in ``ipc/endpoints.py``: Unix sockets in a directory of mode 0700.
+    """Addresses of a server's own links are in ``ipc/links/endpoints.py``: Unix sockets in a directory of mode 0700.
 
     The others are named by the user: the feed of events, and links to other machines, which have keys
     (tests/integration/cluster/nodes, tests/integration/cluster/front).

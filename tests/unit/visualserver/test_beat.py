@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.monitoring.health.heartbeat import read_beat
 from mmserve.visualserver import run

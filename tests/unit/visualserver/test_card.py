@@ -14,7 +14,7 @@ from mmserve.runtime.step_times import StepTimes
 from mmserve.visualserver import run
 from mmserve.visualserver.batches.encode import EncoderDevice
 from mmserve.visualserver.batches.towers import encoder_device, slices_of
-from tests.fakes.media import fake_process, model_spec, write_preprocessor
+from tests.fakes.pictures.media import fake_process, model_spec, write_preprocessor
 
 
 class Card(TorchPlatform):

@@ -14,7 +14,7 @@ from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.visualserver.run import _sharing_cores
-from tests.fakes.media import fake_process, model_spec, one_tile, write_preprocessor
+from tests.fakes.pictures.media import fake_process, model_spec, one_tile, write_preprocessor
 
 
 def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: Path) -> None:

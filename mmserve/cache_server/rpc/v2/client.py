@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from mmserve.cache_server.rpc.connection_pool import CALL_MARGIN_S, ConnectionPool
 from mmserve.cache_server.rpc.framing import FramedSocket, set_timeouts
-from mmserve.ipc.codec import Codec
+from mmserve.ipc.links.codec import Codec
 from mmserve.messages.cache import (
     MAX_WAIT_S,
     AcquirePermitsRequest,

@@ -16,7 +16,7 @@ from mmserve.cache_server.rpc.connections import ClientSession, ConnectionLoop, 
 from mmserve.cache_server.rpc.framing import FrameBuffer, frame
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.waiting.pending import Answered, PendingCall, Reply
-from mmserve.ipc.codec import Codec
+from mmserve.ipc.links.codec import Codec
 from mmserve.messages.cache import (
     MAX_WAIT_S,
     AcquirePermitsRequest,

@@ -16,8 +16,8 @@ from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import FaultPoint, InjectedFault, arm, is_armed
 from mmserve.messages.cache import StoredImage
 from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
-from tests.fakes.cache import alloc_item, until
-from tests.fakes.shortages import no_more_descriptors, no_more_threads
+from tests.fakes.pictures.cache import alloc_item, until
+from tests.fakes.processes.shortages import no_more_descriptors, no_more_threads
 
 Connect = Callable[..., MediaCacheClient]
 CAT, DOG, FOX = alloc_item("cat"), alloc_item("dog"), alloc_item("fox")

@@ -13,8 +13,8 @@ import pytest
 
 from mmserve.cache_server.rpc.connections import ConnectionLoop, DisconnectWatch
 from mmserve.cache_server.rpc.listener import Listener
-from tests.fakes.cache import until
-from tests.fakes.shortages import no_more_descriptors
+from tests.fakes.pictures.cache import until
+from tests.fakes.processes.shortages import no_more_descriptors
 
 
 def nothing() -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.shared_table import SharedMediaTable
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.runtime.errors import Overloaded, Shortage, Unavailable
-from tests.fakes.cache import alloc_item, until
+from tests.fakes.pictures.cache import alloc_item, until
 
 ITEMS = [alloc_item("cat")]
 _PATIENCE_S = 60.0

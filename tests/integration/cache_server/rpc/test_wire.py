@@ -20,9 +20,9 @@ from mmserve.cache_server.rpc.v1.service import CacheService
 from mmserve.cache_server.run import new_table
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.cache import AllocRequest, CallFailed, GetEmbedRequest, Register, ReleaseRequest
-from tests.fakes.cache import alloc_item, serving_cache, until
+from tests.fakes.pictures.cache import alloc_item, serving_cache, until
 
 CAT = alloc_item("cat")
 REGISTER = msgspec.msgpack.encode(Register(owner="http-9"))

@@ -17,7 +17,7 @@ from PIL import Image
 from mmserve.cli.bench.client import run, run_at
 from mmserve.cli.bench.command import LATE_STATUS
 from mmserve.cli.main import main
-from tests.fakes.openai_server import MODEL, OpenAiServer, openai_server, pictures_of, text_of
+from tests.fakes.http.openai_server import MODEL, OpenAiServer, openai_server, pictures_of, text_of
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.browser_guard import BrowserGuard
 from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.messages.relay import RELAY_HEADER, SERVER_HEADER
-from tests.fakes.http_worker import run
-from tests.fakes.replicas import TEXT, Died, FakeReplica, front_of
+from tests.fakes.http.http_worker import run
+from tests.fakes.http.replicas import TEXT, Died, FakeReplica, front_of
 
 CHAT = "/v1/chat/completions"
 WHOLE = "".join(f"data: {letter}\n\n" for letter in TEXT) + "data: [DONE]\n\n"

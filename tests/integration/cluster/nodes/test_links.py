@@ -16,21 +16,21 @@ from mmserve.cluster.nodes.membership import Membership
 from mmserve.cluster.nodes.node import NodeLink
 from mmserve.cluster.nodes.rows import PlannedRows
 from mmserve.cluster.nodes.wire import NodeLost
-from mmserve.ipc import cluster_key
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.channel import Receiver, Sender
-from mmserve.ipc.cluster_key import ClusterKey
-from mmserve.ipc.codec import Codec
-from mmserve.ipc.curve import connected, listening
-from mmserve.ipc.endpoints import Endpoints
-from mmserve.ipc.lockstep import LockstepReceiver, LockstepSender
+from mmserve.ipc.links import cluster_key
+from mmserve.ipc.links.channel import Receiver, Sender
+from mmserve.ipc.links.cluster_key import ClusterKey
+from mmserve.ipc.links.codec import Codec
+from mmserve.ipc.links.curve import connected, listening
+from mmserve.ipc.links.endpoints import Endpoints
+from mmserve.ipc.links.lockstep import LockstepReceiver, LockstepSender
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.nodes import Join, Meet, StoreOpened, ToHead
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, PlanWithRows, RankInbound, RowPiece, SequenceStep, StepPlan
 from mmserve.monitoring.health.heartbeat import HeartbeatSender
 from mmserve.runtime.errors import StartupError
-from tests.fakes.ports import free_port
+from tests.fakes.http.ports import free_port
 
 FACTS = {"--dtype": "float32"}
 ROWS = bytes(range(40))

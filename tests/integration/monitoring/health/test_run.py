@@ -11,8 +11,8 @@ import urllib.request
 from contextlib import closing
 from typing import Any
 
-from mmserve.ipc.channel import Receiver, Sender
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.channel import Receiver, Sender
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.reply import ServerPhase
 from mmserve.messages.status import HealthInbound, ProcessRow, ProcessTable
 from mmserve.monitoring.health.heartbeat import HeartbeatSender

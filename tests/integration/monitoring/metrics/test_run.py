@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.monitoring.metrics.memory import ProcessMemory
 from mmserve.monitoring.metrics.run import serving_metrics
@@ -58,7 +58,7 @@ def test_samples_of_a_client_are_scraped(endpoints: Endpoints) -> None:
 
 _WORKER = """
 import os, signal, sys
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.metrics.client import MetricsClient
 client = MetricsClient(Endpoints(sys.argv[1]), "httpserver-0")
 for _ in range(3):

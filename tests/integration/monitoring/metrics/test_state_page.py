@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from mmserve.cache_server.arena_drawing import draw
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.ipc.status_client import read_page
 from mmserve.ipc.status_http import Page, serving_pages
 from mmserve.messages.reply import ServerPhase

@@ -13,8 +13,8 @@ from mmserve.config.resolved.deployment import Deployment
 from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.supervisor.startup.kernel_build import building
-from tests.fakes.cache import until
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
+from tests.fakes.pictures.cache import until
 
 # Without a compiler the builder ends at once and the server computes with torch; tests that start a whole server cover
 # that. With a compiler, these tests fail if the kernels cannot be built.

@@ -12,7 +12,7 @@ from mmserve.cache_server.table import MediaTable
 from mmserve.cache_server.waiting.alloc_queue import MAX_PASSES, AllocQueue, QueuedAlloc
 from mmserve.cache_server.waiting.pending import Answered, PendingCall
 from mmserve.messages.cache import AllocItem
-from tests.fakes.marks import NoMarks
+from tests.fakes.pictures.marks import NoMarks
 
 NBYTES = 64 * 256
 LONG_S = 60.0

@@ -13,7 +13,7 @@ from mmserve.checkpoint.config.layer_states import check, with_states
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import KvGroup, LayerSpec, OwnKv, RecurrentState, SharedKv, TextSpec
 from mmserve.runtime.errors import StartupError
-from tests.fakes.media import model_spec
+from tests.fakes.pictures.media import model_spec
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

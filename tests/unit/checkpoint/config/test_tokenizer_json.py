@@ -15,7 +15,7 @@ from mmserve.checkpoint.config.added_tokens import added_tokens
 from mmserve.checkpoint.config.tokenizer_json import QWEN_2, no_tokenizer, tokenizer_json, tokenizer_text
 from mmserve.grammar.isolated import byte_tokenizer
 from mmserve.runtime.errors import StartupError
-from tests.fakes.tokenizer_files import Form, write_parts
+from tests.fakes.models.tokenizer_files import Form, write_parts
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>"]
 PLAIN = ["<tool_call>", "</tool_call>"]

@@ -17,8 +17,8 @@ from mmserve.checkpoint.locate import locate
 from mmserve.checkpoint.spec import TextSpec
 from mmserve.checkpoint.stored_tensors import checkpoint_tensors
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import make_llama, make_text
-from tests.fakes.gguf_files import Tensor, gguf_of, write_gguf
+from tests.fakes.formats.gguf_files import Tensor, gguf_of, write_gguf
+from tests.fakes.models.checkpoints import make_llama, make_text
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import make_llava
-from tests.fakes.embeddings import tiles
-from tests.fakes.gguf_files import gguf_of
-from tests.fakes.gguf_projectors import projector_of
+from tests.fakes.formats.gguf_files import gguf_of
+from tests.fakes.formats.gguf_projectors import projector_of
+from tests.fakes.models.checkpoints import make_llava
+from tests.fakes.pictures.embeddings import tiles
 
 
 @pytest.fixture(scope="module")

@@ -18,15 +18,15 @@ from mmserve.ipc.arena import Arena
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.processors.registry import processor_for
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import Driver, make_runner
-from tests.fakes.gguf_files import gguf_of
-from tests.fakes.gguf_projectors import projector_of
-from tests.fakes.idefics3 import make_idefics3
-from tests.fakes.media import png
-from tests.fakes.qwen_vl import make_qwen_vl
-from tests.fakes.tower_inputs import read_by_tower
-from tests.fakes.vision_checkpoints import make_vision
+from tests.fakes.formats.gguf_files import gguf_of
+from tests.fakes.formats.gguf_projectors import projector_of
+from tests.fakes.models.idefics3 import make_idefics3
+from tests.fakes.models.qwen_vl import make_qwen_vl
+from tests.fakes.models.vision_checkpoints import make_vision
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import read_by_tower
+from tests.fakes.ranks.engine import Driver, make_runner
 
 NUM_TOKENS = 8
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mmserve.checkpoint.gguf.reader import read_header
 from mmserve.runtime.errors import StartupError
-from tests.fakes.gguf_files import Tensor, write_gguf
-from tests.fakes.gguf_formats import BLOCK_FORMATS
+from tests.fakes.formats.gguf_files import Tensor, write_gguf
+from tests.fakes.formats.gguf_formats import BLOCK_FORMATS
 
 VALUES = {"a": 3, "b": 0.5, "c": True, "d": "größer", "e": [1, 2, 3], "f": ["x", "yy"], "general.architecture": "llama"}
 ONES = Tensor("F32", (2, 4), struct.pack("<8f", *[1.0] * 8))

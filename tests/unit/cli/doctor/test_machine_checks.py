@@ -13,7 +13,7 @@ from mmserve.cli.doctor.finding import Finding
 from mmserve.runtime.cpu import topology
 from mmserve.runtime.memory import cgroup
 from mmserve.supervisor.startup import machine
-from tests.fakes.shortages import cgroup as write_group
+from tests.fakes.processes.shortages import cgroup as write_group
 
 MIB = 1 << 20
 SMALL = {

@@ -14,7 +14,7 @@ from mmserve.cli.plan.model_facts import ModelFacts
 from mmserve.cli.plan.under_way import lowered
 from mmserve.config.config import Config
 from mmserve.supervisor.startup.weight_memory import PartBytes
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 GIB = 1 << 30
 TEXT = TextSpec(

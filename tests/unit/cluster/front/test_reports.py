@@ -13,7 +13,7 @@ import zmq.asyncio
 from mmserve.cluster.front import reports
 from mmserve.cluster.front.reports import ReportListener
 from mmserve.cluster.scale.cluster import Cluster
-from mmserve.ipc.cluster_key import ClusterKey
+from mmserve.ipc.links.cluster_key import ClusterKey
 
 
 def test_the_connection_of_a_replica_that_has_just_left_is_closed_before_the_listener_ends(

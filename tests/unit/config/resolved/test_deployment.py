@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mmserve.runtime.byte_budget import MIB
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mmserve.config.resolved import facts
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.config.resolved.facts import difference, digest_of, encoder_facts_of, facts_of, text_facts_of
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 NODES = {"tp": 2, "nnodes": 2, "head": "a", "cluster_key_file": "k"}
 

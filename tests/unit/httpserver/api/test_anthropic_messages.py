@@ -17,7 +17,7 @@ from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.local import read_data_url
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import InvalidRequest, MmserveError, ModelNotFound
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 MODEL = replace(
     ServedModel.of(make_deployment("/nowhere")),

@@ -29,7 +29,7 @@ from mmserve.httpserver.conversation import Conversation, TextPart
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import InvalidRequest, ModelNotFound
-from tests.fakes.http_services import EOS, make_deployment
+from tests.fakes.http.http_services import EOS, make_deployment
 
 USER = {"role": "user", "content": "hi"}
 MODEL = replace(

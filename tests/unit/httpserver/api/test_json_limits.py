@@ -15,8 +15,8 @@ from mmserve.httpserver.api.openai.chat import request as chat
 from mmserve.httpserver.api.protocol import parse_request
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, MmserveError
-from tests.fakes.calls import messages_of, parse_chat
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
+from tests.fakes.ranks.calls import messages_of, parse_chat
 
 MODEL = ServedModel.of(make_deployment("/nowhere"))
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "QUJD" * 1_000_000}}

@@ -18,7 +18,7 @@ from mmserve.httpserver.api.protocol import Protocol, parse_body
 from mmserve.httpserver.app import PROTOCOLS
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 HI = [{"role": "user", "content": "hi"}]
 MODEL = replace(

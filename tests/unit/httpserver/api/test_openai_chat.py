@@ -14,8 +14,8 @@ from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.conversation import MediaPart, TextPart
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, MmserveError, ModelNotFound
-from tests.fakes.calls import messages_of, parse_chat
-from tests.fakes.http_services import EOS, make_deployment
+from tests.fakes.http.http_services import EOS, make_deployment
+from tests.fakes.ranks.calls import messages_of, parse_chat
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}}

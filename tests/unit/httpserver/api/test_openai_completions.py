@@ -17,7 +17,7 @@ from mmserve.httpserver.call import GenerateCall, kept_nbytes
 from mmserve.httpserver.conversation import WrittenPrompt
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import InvalidRequest, ModelNotFound
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 
 def read(body: dict[str, Any]) -> GenerateCall:

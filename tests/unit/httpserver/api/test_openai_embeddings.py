@@ -18,7 +18,7 @@ from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.conversation import Conversation, WrittenPrompt
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import InvalidRequest
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 USER = {"role": "user", "content": "hi"}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 20_000}}

@@ -12,8 +12,8 @@ from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.conversation import Conversation, TextPart, Tool, ToolCall, ToolChoice
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import InvalidRequest
-from tests.fakes.calls import messages_of, parse_chat
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
+from tests.fakes.ranks.calls import messages_of, parse_chat
 
 USER = {"role": "user", "content": "What is the weather in Paris?"}
 WEATHER = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": {}}}

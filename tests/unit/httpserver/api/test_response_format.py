@@ -9,7 +9,7 @@ import pytest
 from mmserve.grammar.sources import json_object_grammar
 from mmserve.httpserver.api.openai.response_format import response_grammar
 from mmserve.runtime.errors import InvalidRequest
-from tests.fakes.grammars import JSON, SCHEMA
+from tests.fakes.ranks.grammars import JSON, SCHEMA
 
 
 @pytest.mark.parametrize("free", [None, {"type": "text"}])

@@ -19,8 +19,8 @@ from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart, Tool, ToolCall, ToolChoice
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import ContextLengthExceeded, MmserveError
-from tests.fakes.calls import messages_of
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
+from tests.fakes.ranks.calls import messages_of
 
 MODEL = replace(
     ServedModel.of(make_deployment("/nowhere")),

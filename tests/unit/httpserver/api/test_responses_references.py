@@ -12,7 +12,7 @@ from mmserve.httpserver.api.openai.responses.request.references import reference
 from mmserve.httpserver.response_store.database import StoredItem, StoredOutput
 from mmserve.httpserver.response_store.runs import BackgroundRuns
 from mmserve.httpserver.response_store.store import ResponseStore
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.runtime.errors import ContextLengthExceeded, ItemNotFound
 
 PICTURE = {"type": "input_image", "image_url": "data:image/png;base64," + "A" * 100_000}

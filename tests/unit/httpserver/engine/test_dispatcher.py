@@ -18,7 +18,7 @@ from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest, RequestMessage
 from mmserve.messages.sampling import SamplingParams
 from mmserve.monitoring.metrics.client import MetricsClient
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
 
 
 class RecordingLink:

@@ -15,7 +15,7 @@ from mmserve.messages.reply import ImageRows, ServerPhase
 from mmserve.messages.request import CountImageRows
 from mmserve.processors.interface import Run
 from mmserve.runtime.errors import MediaError, Unavailable
-from tests.fakes.media import COUNTED
+from tests.fakes.pictures.media import COUNTED
 
 
 class VisualServer:

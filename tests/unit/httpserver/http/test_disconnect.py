@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mmserve.httpserver.http.disconnect import WhileConnected
-from tests.fakes.connection import Connection
+from tests.fakes.http.connection import Connection
 
 
 def test_a_lost_connection_ends_the_body_without_an_error() -> None:

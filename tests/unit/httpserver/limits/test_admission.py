@@ -10,7 +10,7 @@ from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.messages.reply import ServerPhase
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
 
 
 def make_admission(limit: int = 1) -> tuple[AdmissionControl, Samples]:

@@ -10,7 +10,7 @@ from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.idle_memory import return_memory_when_idle
 from mmserve.messages.reply import ServerPhase
 from mmserve.monitoring.metrics.client import MetricsClient
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
 
 
 def make_admission() -> AdmissionControl:

@@ -13,7 +13,7 @@ from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import TooLarge
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
 
 DATA, EMBED, PIXELS = 400_000, 600_000, 1000
 ROOMY = Budgets(

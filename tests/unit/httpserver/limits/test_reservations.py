@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mmserve.httpserver.limits.reservations import Reservation, Reservations
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import TooLarge, Unavailable
-from tests.fakes.leaks import leaks
-from tests.fakes.samples import Samples
+from tests.fakes.processes.leaks import leaks
+from tests.fakes.processes.samples import Samples
 
 
 def _budget(limit: int = 100, timeout_s: float = 60.0, samples: Samples | None = None, short: int = 0) -> Reservations:

@@ -13,8 +13,8 @@ from mmserve.httpserver.limits.shortages import Shortages
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import Unavailable
 from mmserve.runtime.memory.cgroup import MemoryLimit, limited_groups
-from tests.fakes.samples import Samples
-from tests.fakes.shortages import cgroup, no_more_descriptors
+from tests.fakes.processes.samples import Samples
+from tests.fakes.processes.shortages import cgroup, no_more_descriptors
 
 MIB = 1 << 20
 

@@ -15,8 +15,8 @@ from mmserve.httpserver.mm_cache import leases as leases_module
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
-from tests.fakes.alloc_paths import BothAllocPaths
-from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
+from tests.fakes.pictures.alloc_paths import BothAllocPaths
 
 THREADS = 4
 ITEMS = [

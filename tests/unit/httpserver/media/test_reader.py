@@ -22,9 +22,9 @@ from mmserve.messages.media import DEFAULT_PROCESSING, Processing
 from mmserve.processors.image_files.picture import header
 from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
-from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.media import encoded, picture, png
-from tests.fakes.samples import Samples
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
+from tests.fakes.pictures.media import encoded, picture, png
+from tests.fakes.processes.samples import Samples
 
 
 @pytest.fixture(scope="module")

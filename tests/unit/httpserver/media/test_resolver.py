@@ -12,7 +12,7 @@ from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.resolver import Resolver
 from mmserve.runtime.errors import Unavailable
-from tests.fakes.shortages import no_more_threads
+from tests.fakes.processes.shortages import no_more_threads
 
 
 class SlowNames:

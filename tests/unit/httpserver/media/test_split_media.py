@@ -20,8 +20,8 @@ from mmserve.httpserver.media.local import read_data_url
 from mmserve.httpserver.media.split_media import SplitUrl, split_media
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
-from tests.fakes.calls import messages_of, parse_chat
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
+from tests.fakes.ranks.calls import messages_of, parse_chat
 
 PIXELS = bytes(range(256)) * 100
 URL = "data:image/png;base64," + pybase64.b64encode_as_string(PIXELS)

@@ -19,11 +19,11 @@ from mmserve.httpserver.call import AllocVersion, MediaRef
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
-from tests.fakes.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
-from tests.fakes.cache_in_process import in_process_client
-from tests.fakes.cancelling import CancelledAt
-from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.media import png
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
+from tests.fakes.pictures.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
+from tests.fakes.pictures.cache_in_process import in_process_client
+from tests.fakes.pictures.media import png
+from tests.fakes.processes.cancelling import CancelledAt
 
 PICTURES = tuple(png(seed, width=20 + 10 * seed, height=30) for seed in range(3))
 REFS = tuple(MediaRef(f"data:;base64,{pybase64.b64encode_as_string(data)}", "part") for data in PICTURES)

@@ -12,8 +12,8 @@ import pytest
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion, LeasedItem, MediaItem
 from mmserve.ipc.arena import Arena
-from tests.fakes.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
-from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
+from tests.fakes.pictures.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
 
 SAME_KEY = b"the same for all"
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from mmserve.httpserver.call import MediaItem
 from mmserve.httpserver.mm_cache.image_sizes import ImageSizes
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 
 def test_on_a_gpu_permits_count_pictures_that_stay_whole(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from mmserve.httpserver.call import AllocVersion, MediaItem
 from mmserve.httpserver.mm_cache.calls import _MAX_WAITING_CALLS
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, ItemState
 from mmserve.runtime.errors import MediaError, Shortage, TooLarge, Unavailable
-from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.media_cache import FakeMediaCache
-from tests.fakes.samples import Samples
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
+from tests.fakes.pictures.media_cache import FakeMediaCache
+from tests.fakes.processes.samples import Samples
 
 
 def item(number: int, nbytes: int = 100) -> MediaItem:

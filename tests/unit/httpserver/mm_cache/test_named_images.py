@@ -13,11 +13,11 @@ from mmserve.httpserver.call import AllocVersion, GenerateCall, MediaRef
 from mmserve.httpserver.mm_cache.named_images import name_of, with_named
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.runtime.errors import InvalidRequest, MediaNotStored
-from tests.fakes.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
-from tests.fakes.cache import alloc_item
-from tests.fakes.calls import generate_call
-from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.media import png
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
+from tests.fakes.pictures.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
+from tests.fakes.pictures.cache import alloc_item
+from tests.fakes.pictures.media import png
+from tests.fakes.ranks.calls import generate_call
 
 CAT, DOG = png(1), png(2, 30, 40)
 

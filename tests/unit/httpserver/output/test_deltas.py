@@ -22,9 +22,9 @@ from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.messages.logprobs import pack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import MmserveError, Unavailable
-from tests.fakes.calls import generate_call
-from tests.fakes.connection import Connection
-from tests.fakes.http_services import byte_tokenizer
+from tests.fakes.http.connection import Connection
+from tests.fakes.http.http_services import byte_tokenizer
+from tests.fakes.ranks.calls import generate_call
 
 TOP = 20
 BACKLOG = 1000

@@ -17,7 +17,7 @@ from mmserve.httpserver.output.vocabulary import Marker, Vocabulary
 from mmserve.messages.logprobs import NO_TOKEN, pack
 from mmserve.messages.reply import FinishReason, TokenReply
 from mmserve.messages.sampling import SamplingParams
-from tests.fakes.http_services import EOS, byte_tokenizer
+from tests.fakes.http.http_services import EOS, byte_tokenizer
 
 BYTES = byte_tokenizer()
 VOCABULARY = Vocabulary(BYTES)

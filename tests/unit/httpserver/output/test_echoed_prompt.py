@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from mmserve.httpserver.conversation import WrittenPrompt
 from mmserve.httpserver.output.echoed_prompt import EchoedPrompt
 from mmserve.httpserver.output.vocabulary import Vocabulary
-from tests.fakes.http_services import EOS
+from tests.fakes.http.http_services import EOS
 from tests.unit.httpserver.output.test_detokenizer import BYTES, FALLBACK, VOCABULARY
 
 

@@ -15,8 +15,8 @@ from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
 from mmserve.messages.logprobs import pack
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.sampling import SamplingParams
-from tests.fakes.calls import generate_call
-from tests.fakes.http_services import EOS
+from tests.fakes.http.http_services import EOS
+from tests.fakes.ranks.calls import generate_call
 from tests.unit.httpserver.output.test_detokenizer import BYTES, FALLBACK, VOCABULARY, deltas, joined, replies
 
 UNKNOWN = 399

@@ -9,7 +9,7 @@ import pytest
 from mmserve.httpserver.prompt.bad_words import bad_word_ids
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.runtime.errors import InvalidRequest
-from tests.fakes.chat_models import CHATML, LLAMA_2, Kind, deployment_of, write_chat_model
+from tests.fakes.models.chat_models import CHATML, LLAMA_2, Kind, deployment_of, write_chat_model
 
 
 def of_bytes(text: str) -> list[int]:

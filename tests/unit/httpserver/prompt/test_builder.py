@@ -16,8 +16,8 @@ from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.processors.interface import Expansion, Run
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, StartupError
-from tests.fakes.calls import build_prompt, generate_call
-from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15, SPECIAL, Kind, deployment_of, write_chat_model
+from tests.fakes.models.chat_models import CHATML, LLAMA_2, LLAVA_15, SPECIAL, Kind, deployment_of, write_chat_model
+from tests.fakes.ranks.calls import build_prompt, generate_call
 
 IMAGE = MediaPart
 MODELS: list[tuple[Kind, str]] = [

@@ -14,7 +14,7 @@ from mmserve.httpserver.prompt.template.input import MAX_DEPTH, user_strings, wi
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.httpserver.prompt.user_text import UserMarks
 from mmserve.runtime.errors import InvalidRequest
-from tests.fakes.chat_models import SPECIAL, write_chat_model
+from tests.fakes.models.chat_models import SPECIAL, write_chat_model
 
 TEMPLATE = """
 {%- macro schema(spec) -%}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmserve.httpserver.conversation import MediaPart, Message, TextPart
 from mmserve.httpserver.prompt.inline_system import fold_late_system
 from mmserve.httpserver.prompt.template.chat_template import ChatTemplate
-from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15
+from tests.fakes.models.chat_models import CHATML, LLAMA_2, LLAVA_15
 
 HOISTS = (
     "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"

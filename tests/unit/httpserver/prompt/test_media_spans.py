@@ -11,7 +11,7 @@ from mmserve.httpserver.prompt.media_spans import leased_again
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.processors.interface import Expansion, Run
-from tests.fakes.http_services import StubPrompts
+from tests.fakes.http.http_services import StubPrompts
 
 
 def lease(number: int, generation: int) -> LeasedItem:

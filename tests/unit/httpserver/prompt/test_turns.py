@@ -10,8 +10,8 @@ from mmserve.httpserver.conversation import Conversation, MediaPart, Message, Te
 from mmserve.httpserver.prompt import turns as module
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.processors.interface import Expansion, Run
-from tests.fakes.calls import generate_call
-from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15, Kind, deployment_of, write_chat_model
+from tests.fakes.models.chat_models import CHATML, LLAMA_2, LLAVA_15, Kind, deployment_of, write_chat_model
+from tests.fakes.ranks.calls import generate_call
 
 IMAGE = Expansion("<image>", (Run(4, (1, 2, 2)),))
 SYSTEM_IN_USER = (

@@ -19,11 +19,11 @@ from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.processors.interface import ImageProcessor
 from mmserve.processors.registry import processor_for
-from tests.fakes.chat_models import deployment_of
-from tests.fakes.media import picture
-from tests.fakes.tokenizer_files import without_tokenizer_json
-from tests.fakes.vision_checkpoints import make_native_internvl, make_vision
-from tests.fakes.whole_processors import WHOLE, make_adding_bos, processed_ids, whole_processor
+from tests.fakes.models.chat_models import deployment_of
+from tests.fakes.models.tokenizer_files import without_tokenizer_json
+from tests.fakes.models.vision_checkpoints import make_native_internvl, make_vision
+from tests.fakes.models.whole_processors import WHOLE, make_adding_bos, processed_ids, whole_processor
+from tests.fakes.pictures.media import picture
 
 PICTURES = [picture(*size) for size in [(100, 37), (56, 56), (30, 90)]]
 REFS = [MediaRef("data:,", f"messages[0].content[{index}]") for index in range(len(PICTURES))]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mmserve.ipc.arena import Arena
 from mmserve.messages.request import AbortRequest, GenerateRequest
-from tests.fakes.alloc_paths import BothAllocPaths
-from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
+from tests.fakes.pictures.alloc_paths import BothAllocPaths
 from tests.unit.httpserver.request.test_nothing_is_kept import SECONDS, Engine, Tracker, World, full_arena
 
 

@@ -52,13 +52,13 @@ from mmserve.messages.request import AbortRequest, GenerateRequest
 from mmserve.processors.image_files.picture import Header, header
 from mmserve.runtime.errors import MmserveError
 from mmserve.runtime.worker_threads import WorkerThreads
-from tests.fakes.alloc_paths import BothAllocPaths
-from tests.fakes.calls import generate_call
-from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.connection import Connection
-from tests.fakes.http_services import StubPrompts, byte_tokenizer
-from tests.fakes.media import png
-from tests.fakes.samples import Samples
+from tests.fakes.http.connection import Connection
+from tests.fakes.http.http_services import StubPrompts, byte_tokenizer
+from tests.fakes.models.chat_models import deployment_of, write_chat_model
+from tests.fakes.pictures.alloc_paths import BothAllocPaths
+from tests.fakes.pictures.media import png
+from tests.fakes.processes.samples import Samples
+from tests.fakes.ranks.calls import generate_call
 
 PICTURES = [png(seed) for seed in range(2)]
 READY = ServerPhase(phase="ready", ready=True)

@@ -24,9 +24,9 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import ContextLengthExceeded
-from tests.fakes.calls import generate_call
-from tests.fakes.http_services import byte_tokenizer
-from tests.fakes.samples import Samples
+from tests.fakes.http.http_services import byte_tokenizer
+from tests.fakes.processes.samples import Samples
+from tests.fakes.ranks.calls import generate_call
 
 CONTEXT = 3
 

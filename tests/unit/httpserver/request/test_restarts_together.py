@@ -26,8 +26,8 @@ from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, EncodeRequest, EngineInbound, GenerateRequest, ImagesEncoded
 from mmserve.processors.interface import Expansion, Run
-from tests.fakes.rank import generate_alone
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
+from tests.fakes.ranks.rank import generate_alone
 from tests.unit.router.builders import Engine, abort, request
 
 ROWS, MAX_TOKENS, CONTEXT = 20, 12, 1024

@@ -19,8 +19,8 @@ from mmserve.httpserver.request.task import RequestTask, RequestTasks
 from mmserve.messages.request import choice_id
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.runtime.errors import MediaError, MmserveError, Overloaded, Unavailable
-from tests.fakes.calls import generate_call
-from tests.fakes.samples import Samples
+from tests.fakes.processes.samples import Samples
+from tests.fakes.ranks.calls import generate_call
 
 ROUTE = "/v1/chat/completions"
 

@@ -8,7 +8,7 @@ import pytest
 
 from mmserve.config.config import Config
 from mmserve.httpserver.request.tenants import Tenants
-from tests.fakes.calls import generate_call
+from tests.fakes.ranks.calls import generate_call
 
 TWO = "alice secret-of-alice\nbob secret-of-bob\n"
 

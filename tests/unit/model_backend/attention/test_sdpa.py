@@ -11,7 +11,7 @@ import torch
 from mmserve.model_backend.attention.interface import Mask
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
-from tests.fakes.attention import Problem, Step
+from tests.fakes.devices.attention import Problem, Step
 
 
 @pytest.mark.parametrize("soft_cap", [None, 0.7])

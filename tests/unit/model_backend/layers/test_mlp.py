@@ -11,7 +11,7 @@ from mmserve.checkpoint.load import load
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from tests.fakes.checkpoints import make_llama
+from tests.fakes.models.checkpoints import make_llama
 
 
 @torch.inference_mode()

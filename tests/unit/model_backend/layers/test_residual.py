@@ -10,8 +10,8 @@ import torch
 from mmserve.config.config import Config
 from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from tests.fakes.checkpoints import make_text
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.models.checkpoints import make_text
+from tests.fakes.ranks.engine import Driver, make_runner
 
 CPU = torch.device("cpu")
 

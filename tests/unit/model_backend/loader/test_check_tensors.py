@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmserve.model_backend.loader.check_tensors import main
-from tests.fakes.checkpoints import make_llama, make_text
-from tests.fakes.idefics3 import make_idefics3
-from tests.fakes.qwen_vl import make_qwen_vl
-from tests.fakes.vision_checkpoints import make_vision
+from tests.fakes.models.checkpoints import make_llama, make_text
+from tests.fakes.models.idefics3 import make_idefics3
+from tests.fakes.models.qwen_vl import make_qwen_vl
+from tests.fakes.models.vision_checkpoints import make_vision
 
 Tensors = dict[str, torch.Tensor]
 PATCHES = "model.vision_model.embeddings.patch_embedding.weight"

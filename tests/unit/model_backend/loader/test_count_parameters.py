@@ -10,8 +10,8 @@ from mmserve.checkpoint.load import load
 from mmserve.checkpoint.registry import TEXT
 from mmserve.model_backend.loader.count_parameters import count
 from mmserve.supervisor.startup.weight_memory import part_nbytes
-from tests.fakes.checkpoints import make_llama, make_text
-from tests.fakes.picture_families import PICTURE_FAMILIES
+from tests.fakes.models.checkpoints import make_llama, make_text
+from tests.fakes.models.picture_families import PICTURE_FAMILIES
 
 
 @pytest.mark.parametrize("family", sorted({*TEXT.values()}))

@@ -24,10 +24,10 @@ from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder, load_tower
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from tests.fakes.checkpoints import TEXT_FAMILIES, make_llama, make_llava, make_text, rename_weights
-from tests.fakes.idefics3 import make_idefics3
-from tests.fakes.qwen_vl import CONFIGS, make_qwen_vl
-from tests.fakes.vision_checkpoints import FAMILIES, make_native_internvl, make_vision
+from tests.fakes.models.checkpoints import TEXT_FAMILIES, make_llama, make_llava, make_text, rename_weights
+from tests.fakes.models.idefics3 import make_idefics3
+from tests.fakes.models.qwen_vl import CONFIGS, make_qwen_vl
+from tests.fakes.models.vision_checkpoints import FAMILIES, make_native_internvl, make_vision
 
 Make = Callable[[Path], object]
 MAKE: dict[str, Make] = {

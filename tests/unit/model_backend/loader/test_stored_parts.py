@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.loader.stored_parts import stored_parts
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import make_text
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.models.checkpoints import make_text
+from tests.fakes.ranks.engine import Driver, make_runner
 
 EXPERTS, INNER, HIDDEN = 3, 4, 6
 Tensors = dict[str, torch.Tensor]

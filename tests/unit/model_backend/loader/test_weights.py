@@ -25,9 +25,9 @@ from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.vision.clip import VisionTower
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import make_llama, make_llava
-from tests.fakes.embeddings import tiles
-from tests.fakes.engine import deployment, make_runner
+from tests.fakes.models.checkpoints import make_llama, make_llava
+from tests.fakes.pictures.embeddings import tiles
+from tests.fakes.ranks.engine import deployment, make_runner
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

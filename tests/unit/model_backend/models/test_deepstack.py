@@ -19,7 +19,7 @@ from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from tests.fakes.checkpoints import make_llama
+from tests.fakes.models.checkpoints import make_llama
 from tests.unit.model_backend.platforms.cpu.test_attention import BLOCK, step_of
 
 HIDDEN, TOKENS, ROWS = 128, 40, (3, 4, 5, 20)

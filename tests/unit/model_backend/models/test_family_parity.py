@@ -19,9 +19,9 @@ from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, Rope
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import TEXT_FAMILIES, VOCAB, make_text
-from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.models.checkpoints import TEXT_FAMILIES, VOCAB, make_text
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Driver, make_runner
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}

@@ -20,11 +20,11 @@ from mmserve.model_backend.platforms.cpu.decoder import CompiledDecoder
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower
-from tests.fakes.checkpoints import in_shards
-from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
-from tests.fakes.engine import GREEDY, Driver, Engine, Running, make_runner
-from tests.fakes.ranks_in_threads import RanksInThreads
-from tests.fakes.vision_checkpoints import IMAGE, make_vision
+from tests.fakes.models.checkpoints import in_shards
+from tests.fakes.models.vision_checkpoints import IMAGE, make_vision
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows, tiles
+from tests.fakes.ranks.engine import GREEDY, Driver, Engine, Running, make_runner
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 ROWS, WINDOW, NUM_TOKENS = 16, 8, 8
 """Rows of a picture. The window of most layers is smaller."""

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import BLOCK_TOKENS, Driver, Running, make_runner
+from tests.fakes.models.checkpoints import VOCAB, make_llama
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Driver, Running, make_runner
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "grouped": {},

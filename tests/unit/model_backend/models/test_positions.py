@@ -20,7 +20,7 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeMod
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.model_backend.models.positions import INDICES, SlotPositions, grid_positions, sequential_positions
-from tests.fakes.image_processors import family_processor
+from tests.fakes.models.image_processors import family_processor
 
 Grid = tuple[int, int, int]
 PROMPTS: list[list[int | Grid]] = [

@@ -24,11 +24,11 @@ from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower, ViewTensors
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import in_shards
-from tests.fakes.embeddings import put_rows
-from tests.fakes.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
-from tests.fakes.qwen_vl import CONFIGS, IMAGE, VISION_END, VISION_START, make_qwen_vl, random_pictures
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.models.checkpoints import in_shards
+from tests.fakes.models.qwen_vl import CONFIGS, IMAGE, VISION_END, VISION_START, make_qwen_vl, random_pictures
+from tests.fakes.pictures.embeddings import put_rows
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 GRIDS = ((1, 6, 10), (1, 2, 2), (1, 4, 14))
 NUM_TOKENS = 16

@@ -24,14 +24,14 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower
-from tests.fakes.checkpoints import in_shards, make_llava
-from tests.fakes.embeddings import put_rows
-from tests.fakes.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
-from tests.fakes.idefics3 import make_idefics3, make_smolvlm
-from tests.fakes.media import png
-from tests.fakes.ranks_in_threads import RanksInThreads
-from tests.fakes.vision_checkpoints import IMAGE, make_vision
-from tests.fakes.vision_model import VisionModel
+from tests.fakes.models.checkpoints import in_shards, make_llava
+from tests.fakes.models.idefics3 import make_idefics3, make_smolvlm
+from tests.fakes.models.vision_checkpoints import IMAGE, make_vision
+from tests.fakes.models.vision_model import VisionModel
+from tests.fakes.pictures.embeddings import put_rows
+from tests.fakes.pictures.media import png
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "llava": make_llava,

@@ -21,11 +21,11 @@ from mmserve.processors.registry import processor_for
 from mmserve.visualserver.batches.pace import Pace
 from mmserve.visualserver.batches.slices import Slices
 from mmserve.visualserver.batches.towers import computing_rows
-from tests.fakes.image_processors import FAMILIES, family_processor, unusual_pictures
-from tests.fakes.late_device import LateDevice, LateTransfers
-from tests.fakes.media import llava_processor, png, write_preprocessor
-from tests.fakes.picture_families import PICTURE_FAMILIES
-from tests.fakes.tower_inputs import read_by_tower
+from tests.fakes.devices.late_device import LateDevice, LateTransfers
+from tests.fakes.models.image_processors import FAMILIES, family_processor, unusual_pictures
+from tests.fakes.models.picture_families import PICTURE_FAMILIES
+from tests.fakes.pictures.media import llava_processor, png, write_preprocessor
+from tests.fakes.pictures.tower_inputs import read_by_tower
 
 HOST = PlainTransfers(torch.device("cpu"))
 UNUSUAL = unusual_pictures()

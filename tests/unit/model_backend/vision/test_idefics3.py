@@ -16,9 +16,9 @@ from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision import idefics3
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
-from tests.fakes.idefics3 import make_idefics3
-from tests.fakes.media import png
-from tests.fakes.tower_inputs import read_by_tower
+from tests.fakes.models.idefics3 import make_idefics3
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import read_by_tower
 
 
 @pytest.fixture(scope="module")

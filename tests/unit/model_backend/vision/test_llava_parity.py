@@ -19,9 +19,9 @@ from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower
-from tests.fakes.checkpoints import IMAGE, TEXT_FAMILIES, make_llava, rename_weights
-from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.models.checkpoints import IMAGE, TEXT_FAMILIES, make_llava, rename_weights
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows, tiles
+from tests.fakes.ranks.engine import Driver, make_runner
 
 SIZES = ((28, 28), (64, 31), (20, 90))
 TEXTS = ("USER: <image>what?\n", "USER: <image> and <image> then <image>\nASSISTANT:", "no picture")

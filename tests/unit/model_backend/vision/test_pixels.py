@@ -12,7 +12,7 @@ from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.vision.interface import PixelTensors
 from mmserve.model_backend.vision.pixels import PixelInputs
 from mmserve.processors.interface import PixelForm
-from tests.fakes.late_device import LateDevice, LateTransfers
+from tests.fakes.devices.late_device import LateDevice, LateTransfers
 
 _VALUES = np.random.default_rng(0).normal(size=(3, 256)).astype(np.float32)
 PATCHES = PixelForm(_VALUES, side=2, block=2, frames=2)

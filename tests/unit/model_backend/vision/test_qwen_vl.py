@@ -22,8 +22,8 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower, ViewTensors
 from mmserve.model_backend.vision.parts import patch_grids
-from tests.fakes.checkpoints import rename_weights
-from tests.fakes.qwen_vl import make_qwen_vl, random_pictures
+from tests.fakes.models.checkpoints import rename_weights
+from tests.fakes.models.qwen_vl import make_qwen_vl, random_pictures
 
 GRIDS = ((1, 6, 10), (1, 2, 2), (1, 4, 14), (2, 10, 6))
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]

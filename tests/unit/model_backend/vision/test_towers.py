@@ -22,9 +22,9 @@ from mmserve.model_backend.vision.parts.tiles import patches_of
 from mmserve.runtime.errors import StartupError
 from mmserve.visualserver.batches.pace import Pace
 from mmserve.visualserver.batches.slices import Slices
-from tests.fakes.checkpoints import rename_weights
-from tests.fakes.torch_products import TorchProducts
-from tests.fakes.vision_checkpoints import IMAGE, make_native_internvl, make_vision
+from tests.fakes.devices.torch_products import TorchProducts
+from tests.fakes.models.checkpoints import rename_weights
+from tests.fakes.models.vision_checkpoints import IMAGE, make_native_internvl, make_vision
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler
 
 Grid = tuple[int, int, int]

@@ -23,9 +23,9 @@ from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.model_backend.worker.sampling.logits_processors import LogitBias, Penalties
 from mmserve.model_backend.worker.sampling.sampler import SampleRow
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import IMAGE, make_llama, make_llava
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import GREEDY, Driver, make_runner, spoil_embedding
+from tests.fakes.models.checkpoints import IMAGE, make_llama, make_llava
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.ranks.engine import GREEDY, Driver, make_runner, spoil_embedding
 
 GOOD = list(range(10, 40))
 

@@ -15,10 +15,10 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.step import BlockCopy
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import IMAGE, make_llava
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import Driver, make_runner
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.models.checkpoints import IMAGE, make_llava
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.ranks.engine import Driver, make_runner
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 GOOD, BAD = list(range(10, 40)), [9, 250, 8]
 

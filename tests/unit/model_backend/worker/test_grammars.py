@@ -16,10 +16,10 @@ from mmserve.grammar.sources import regex_grammar
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.worker.model_runner import InFlight, ModelRunner
-from tests.fakes.checkpoints import EOS, VOCAB, make_llama
-from tests.fakes.engine import Driver, Running, make_runner
-from tests.fakes.grammars import JSON, SCHEMA, decode, encode
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.models.checkpoints import EOS, VOCAB, make_llama
+from tests.fakes.ranks.engine import Driver, Running, make_runner
+from tests.fakes.ranks.grammars import JSON, SCHEMA, decode, encode
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 PROMPTS = [list(range(10, 40)), [9, 250, 8], list(range(60, 75))]
 DRAWN = SamplingParams(max_tokens=1000, temperature=1.0, seed=3, grammar=JSON, stop_token_ids=(EOS,))

@@ -19,9 +19,9 @@ from mmserve.model_backend.platforms.cuda.pinned import PinnedArena
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.input_batch import InputBatch
-from tests.fakes.checkpoints import IMAGE, make_llava
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import GREEDY, Driver, make_runner
+from tests.fakes.models.checkpoints import IMAGE, make_llava
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.ranks.engine import GREEDY, Driver, make_runner
 
 HIDDEN = 64
 CPU = torch.device("cpu")

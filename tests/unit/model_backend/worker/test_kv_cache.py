@@ -19,8 +19,8 @@ from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.memory_profile import largest_step
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import make_runner
+from tests.fakes.models.checkpoints import VOCAB, make_llama
+from tests.fakes.ranks.engine import make_runner
 
 GIB = 1024 * MIB
 

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import make_runner
-from tests.fakes.grammars import JSON
-from tests.fakes.late_device import HostSync, LateDevice, LatePlatform
-from tests.fakes.plans_ahead import plans, run
+from tests.fakes.devices.late_device import HostSync, LateDevice, LatePlatform
+from tests.fakes.models.checkpoints import make_llama
+from tests.fakes.ranks.engine import make_runner
+from tests.fakes.ranks.grammars import JSON
+from tests.fakes.ranks.plans_ahead import plans, run
 from tests.unit.model_backend.worker.test_model_runner import PARAMETERS
 
 FREE = ("greedy", "cut", "logprobs", "bias", "allowed", "all of the prompt")

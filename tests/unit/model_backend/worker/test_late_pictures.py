@@ -13,10 +13,10 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import IMAGE, make_llava
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import GREEDY, make_runner
-from tests.fakes.late_device import LateDevice, LatePlatform, LateRowCopies
+from tests.fakes.devices.late_device import LateDevice, LatePlatform, LateRowCopies
+from tests.fakes.models.checkpoints import IMAGE, make_llava
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.ranks.engine import GREEDY, make_runner
 
 HIDDEN, ROWS = 64, 16
 

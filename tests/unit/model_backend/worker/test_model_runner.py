@@ -14,9 +14,9 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import SequenceStep, StepPlan
 from mmserve.model_backend.platforms.cpu import platform
 from mmserve.model_backend.worker import model_runner
-from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import make_runner, spoil_embedding
-from tests.fakes.plans_ahead import PROMPTS, plans, run
+from tests.fakes.models.checkpoints import make_llama
+from tests.fakes.ranks.engine import make_runner, spoil_embedding
+from tests.fakes.ranks.plans_ahead import PROMPTS, plans, run
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler
 
 PARAMETERS: dict[str, dict[str, Any]] = {

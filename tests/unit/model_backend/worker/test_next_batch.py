@@ -14,9 +14,9 @@ from mmserve.messages.step import SequenceStep, StepPlan
 from mmserve.model_backend.worker import model_runner
 from mmserve.model_backend.worker.forward_batch import build_forward_batch
 from mmserve.model_backend.worker.next_batch import NextBatch
-from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import make_runner
-from tests.fakes.plans_ahead import plans
+from tests.fakes.models.checkpoints import make_llama
+from tests.fakes.ranks.engine import make_runner
+from tests.fakes.ranks.plans_ahead import plans
 
 DONE = [SequenceStep(3, 0, 7, (1,), True), SequenceStep(1, 20, 1, (), True)]
 NEXT = [SequenceStep(3, 7, 1, (), True), SequenceStep(1, 21, 1, (), True)]

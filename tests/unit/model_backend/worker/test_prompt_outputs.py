@@ -21,10 +21,10 @@ from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker import prompt_outputs
 from mmserve.model_backend.worker.input_batch import Slot
 from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT
-from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import Driver, Engine, make_runner, spoil_embedding
-from tests.fakes.logprobs import TOLERANCE, check_logprobs
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.models.checkpoints import VOCAB, make_llama
+from tests.fakes.ranks.engine import Driver, Engine, make_runner, spoil_embedding
+from tests.fakes.ranks.logprobs import TOLERANCE, check_logprobs
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 TOP = 4
 

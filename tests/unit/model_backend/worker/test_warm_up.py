@@ -11,9 +11,9 @@ import torch
 from mmserve.messages.step import UNKNOWN_TIMES, StepPlan, StepResult
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.worker.warm_up import WarmUp
-from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import make_runner
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.models.checkpoints import make_llama
+from tests.fakes.ranks.engine import make_runner
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 
 def timed(seconds_of: Callable[[int], float], sizes: list[int]) -> WarmUp:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import HeartbeatSender, read_beat
 
 _WRITER = """

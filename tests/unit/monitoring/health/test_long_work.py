@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import Beat, HeartbeatSender, read_beat
 from mmserve.monitoring.health.long_work import LongWork
 from mmserve.runtime.cpu import compute_progress
-from tests.fakes.cache import until
+from tests.fakes.pictures.cache import until
 
 INTERVAL_S = 0.01
 _LARGE = bytes(1 << 22)

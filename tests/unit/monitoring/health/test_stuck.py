@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import Beat, HeartbeatSender, read_beat
 from mmserve.monitoring.health.stuck import Watched, stuck_processes
 

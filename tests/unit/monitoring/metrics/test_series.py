@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.metrics import store
 from mmserve.monitoring.metrics.client import MetricsClient
 from mmserve.monitoring.metrics.names import METRICS, Metric

@@ -10,7 +10,7 @@ import pytest
 
 from mmserve.processors.families.gemma3 import Gemma3Processor, processor
 from mmserve.runtime.errors import StartupError
-from tests.fakes.image_processors import (
+from tests.fakes.models.image_processors import (
     SIZES,
     TABLE_SIZES,
     model_with,
@@ -18,8 +18,8 @@ from tests.fakes.image_processors import (
     replacement,
     unusual_pictures,
 )
-from tests.fakes.media import png
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import numbers
 
 TOKEN = "<image_soft_token>"
 PAN_AND_SCAN = {

@@ -12,9 +12,9 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from mmserve.processors.families.idefics3 import Idefics3Processor, processor
 from mmserve.runtime.errors import StartupError
-from tests.fakes.image_processors import SIZES, TABLE_SIZES, model_with, reference, unusual_pictures
-from tests.fakes.media import png
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.models.image_processors import SIZES, TABLE_SIZES, model_with, reference, unusual_pictures
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import numbers
 
 
 def _processor(directory: Path, side: int = 56, **changes: Any) -> Idefics3Processor:

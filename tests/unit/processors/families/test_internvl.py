@@ -12,7 +12,7 @@ import pytest
 
 from mmserve.processors.families.internvl import InternVlProcessor, processor
 from mmserve.runtime.errors import StartupError
-from tests.fakes.image_processors import (
+from tests.fakes.models.image_processors import (
     SIZES,
     TABLE_SIZES,
     model_with,
@@ -20,8 +20,8 @@ from tests.fakes.image_processors import (
     replacement,
     unusual_pictures,
 )
-from tests.fakes.media import png
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import numbers
 
 TOKEN = "<IMG_CONTEXT>"
 SETTINGS = {"image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": False, "do_center_crop": None}

@@ -12,9 +12,9 @@ import transformers
 
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError, StartupError
-from tests.fakes.image_processors import unusual_pictures, upright
-from tests.fakes.media import IMAGE_SIZE, llava_processor, model_spec, png, write_preprocessor
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.models.image_processors import unusual_pictures, upright
+from tests.fakes.pictures.media import IMAGE_SIZE, llava_processor, model_spec, png, write_preprocessor
+from tests.fakes.pictures.tower_inputs import numbers
 
 UNUSUAL = unusual_pictures()
 SIZES = [(40, 30), (30, 41), (28, 28), (1, 1), (3, 200), (500, 377), (29, 1000)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mmserve.processors.families import llava_next, llava_onevision
 from mmserve.processors.families.llava_next import LlavaNextProcessor
 from mmserve.runtime.errors import MediaError, StartupError
-from tests.fakes.image_processors import (
+from tests.fakes.models.image_processors import (
     SIZES,
     TABLE_SIZES,
     family_processor,
@@ -26,8 +26,8 @@ from tests.fakes.image_processors import (
     unusual_pictures,
     upright,
 )
-from tests.fakes.media import png
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import numbers
 
 PINPOINTS = [[56, 56], [28, 56], [56, 28], [84, 28], [28, 84]]
 """A large one first: for a small picture a later one has smaller margins."""

@@ -11,9 +11,9 @@ import pytest
 
 from mmserve.processors.families.mistral3 import Mistral3Processor, processor
 from mmserve.runtime.errors import MediaError, StartupError
-from tests.fakes.image_processors import SIZES, TABLE_SIZES, model_with, reference, unusual_pictures
-from tests.fakes.media import png
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.models.image_processors import SIZES, TABLE_SIZES, model_with, reference, unusual_pictures
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import numbers
 
 SETTINGS = {
     "image_processor_type": "PixtralImageProcessorFast",

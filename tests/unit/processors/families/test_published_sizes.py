@@ -19,9 +19,9 @@ import transformers
 
 from mmserve.processors.interface import ImageProcessor
 from mmserve.processors.registry import processor_for
-from tests.fakes.image_processors import FAMILIES, model_with, reference, replacement
-from tests.fakes.media import encoded, picture
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.models.image_processors import FAMILIES, model_with, reference, replacement
+from tests.fakes.pictures.media import encoded, picture
+from tests.fakes.pictures.tower_inputs import numbers
 
 SIZES = [(1920, 1080), (1080, 1920), (3000, 500), (224, 224)]
 TOKEN = "<image>"

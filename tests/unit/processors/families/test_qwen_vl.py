@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mmserve.processors.families.qwen_vl import processor
 from mmserve.processors.smart_resize import SmartResizeProcessor, most_rows, smart_size
 from mmserve.runtime.errors import MediaError, StartupError
-from tests.fakes.image_processors import (
+from tests.fakes.models.image_processors import (
     SIZES,
     TABLE_SIZES,
     model_with,
@@ -22,8 +22,8 @@ from tests.fakes.image_processors import (
     replacement,
     unusual_pictures,
 )
-from tests.fakes.media import png
-from tests.fakes.tower_inputs import numbers
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import numbers
 
 QWEN2 = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 1003520, "patch_size": 14}
 QWEN3 = {

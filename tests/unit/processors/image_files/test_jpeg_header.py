@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmserve.processors.image_files.jpeg_header import jpeg_header
-from tests.fakes.media import encoded, picture, png
+from tests.fakes.pictures.media import encoded, picture, png
 
 PLAIN = encoded(picture(40, 30), "JPEG")
 

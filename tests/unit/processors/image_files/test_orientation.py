@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 from mmserve.processors.image_files.orientation import orientation_of
 from mmserve.processors.image_files.picture import decode, header
-from tests.fakes.media import encoded, picture
+from tests.fakes.pictures.media import encoded, picture
 
 XMP = '<x:xmpmeta><rdf:Description tiff:Orientation="{}"/></x:xmpmeta>'
 

@@ -14,7 +14,7 @@ from PIL import Image, PngImagePlugin
 
 from mmserve.processors.image_files.picture import decode, header
 from mmserve.runtime.errors import MediaError
-from tests.fakes.media import encoded, picture, truncated
+from tests.fakes.pictures.media import encoded, picture, truncated
 
 LIMIT = 64_000_000
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import ImageOps
 
 from mmserve.processors.image_files.upright import UprightPicture
-from tests.fakes.media import picture
+from tests.fakes.pictures.media import picture
 
 WIDTH, HEIGHT = 13, 7
 SOURCE = picture(WIDTH, HEIGHT)

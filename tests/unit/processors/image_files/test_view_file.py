@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmserve.processors.image_files.picture import decode
 from mmserve.processors.image_files.view_file import ViewFile
-from tests.fakes.media import encoded
+from tests.fakes.pictures.media import encoded
 
 CONTENT = bytes(range(40))
 _seeks = st.one_of(

@@ -15,7 +15,7 @@ from mmserve.processors.pixels import resizing
 from mmserve.processors.pixels.resizing import resized
 from mmserve.processors.pixels.sources import Canvas, Crop
 from mmserve.runtime.errors import MediaError
-from tests.fakes.media import picture
+from tests.fakes.pictures.media import picture
 
 sides = st.integers(1, 60)
 filters = st.sampled_from([Image.Resampling.BILINEAR, Image.Resampling.BICUBIC, Image.Resampling.LANCZOS])

@@ -8,7 +8,7 @@ from typing import Any
 from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.kv_events.feed import EventFeed
 from mmserve.router.kv_events.recorder import BlockRecorder
-from tests.fakes.kv_subscriber import ClearedEvent, StoredEvent, decode
+from tests.fakes.http.kv_subscriber import ClearedEvent, StoredEvent, decode
 
 
 class Published:

@@ -14,7 +14,7 @@ from mmserve.messages.step import StepPlan
 from mmserve.router.kv_cache.manager import BlockTable, KvCacheManager
 from mmserve.router.kv_events.recorder import BlockRecorder, pictures_of
 from mmserve.router.kv_events.wire import BlockRemoved, BlockStored, Event, encode
-from tests.fakes.kv_subscriber import Holdings, decode
+from tests.fakes.http.kv_subscriber import Holdings, decode
 from tests.unit.router.builders import Engine, abort, request, span
 
 SIZE, PLACEHOLDER, NOW_S = 16, 7, 1.5

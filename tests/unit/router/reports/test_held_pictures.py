@@ -12,7 +12,7 @@ from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import short_key
 from mmserve.router.reports import held_pictures
 from mmserve.router.reports.held_pictures import HeldPictures
-from tests.fakes.questions import AskedSocket
+from tests.fakes.http.questions import AskedSocket
 from tests.unit.cache_server.test_table import _Bench, item
 
 

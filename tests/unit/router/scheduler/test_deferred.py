@@ -6,7 +6,7 @@ import pytest
 
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import SlotFailure, StepResult
-from tests.fakes.rank import generate_alone
+from tests.fakes.ranks.rank import generate_alone
 from tests.unit.router.builders import Engine, request
 
 PROMPT, OTHER = list(range(100, 140)), list(range(300, 330))

@@ -7,7 +7,7 @@ import msgspec
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import Proposal, StepPlan, StepResult
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
-from tests.fakes.rank import generate_alone
+from tests.fakes.ranks.rank import generate_alone
 from tests.unit.router.builders import Engine, request
 
 PROMPT = [*range(100, 140), 100, 101]

@@ -6,7 +6,7 @@ import pytest
 
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
-from tests.fakes.rank import generate_alone
+from tests.fakes.ranks.rank import generate_alone
 from tests.unit.router.builders import Engine, request
 
 PROMPT = list(range(100, 140))

@@ -6,7 +6,7 @@ import pytest
 
 from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.request import AbortReason, AbortRequest, EncodeRequest, WorkerDied
-from tests.fakes.rank import generate_alone
+from tests.fakes.ranks.rank import generate_alone
 from tests.unit.router.builders import Engine, abort, request, span
 
 

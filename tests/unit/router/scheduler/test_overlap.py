@@ -8,8 +8,8 @@ from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.messages.sampling import SamplingParams
-from tests.fakes.http_services import byte_tokenizer
-from tests.fakes.rank import generate_alone
+from tests.fakes.http.http_services import byte_tokenizer
+from tests.fakes.ranks.rank import generate_alone
 from tests.unit.router.builders import Engine, abort, request
 
 PROMPT = list(range(100, 140))

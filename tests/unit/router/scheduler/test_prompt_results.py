@@ -8,7 +8,7 @@ from msgspec import structs
 from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.logprobs import NO_TOKEN, row_nbytes, unpack
 from mmserve.messages.step import StepResult
-from tests.fakes.rank import prompt_alone
+from tests.fakes.ranks.rank import prompt_alone
 from tests.unit.router.builders import Engine, request, span
 
 PROMPT = list(range(100, 140))

@@ -10,7 +10,7 @@ from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.request import GenerateRequest, WorkerDied
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepResult
-from tests.fakes.rank import generate_alone
+from tests.fakes.ranks.rank import generate_alone
 from tests.unit.router.builders import Engine, abort, request, span
 
 PROMPT = list(range(100, 140))

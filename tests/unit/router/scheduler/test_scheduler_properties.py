@@ -15,7 +15,7 @@ from mmserve.config.resolved.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.logprobs import row_nbytes
 from mmserve.messages.request import AbortReason, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
-from tests.fakes.rank import generate_alone, prompt_alone
+from tests.fakes.ranks.rank import generate_alone, prompt_alone
 from tests.unit.router.builders import Engine, abort, ids, request, span
 
 

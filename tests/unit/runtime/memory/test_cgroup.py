@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmserve.runtime.memory.cgroup import limited_groups, memory_groups
-from tests.fakes.shortages import cgroup
+from tests.fakes.processes.shortages import cgroup
 
 
 def _left(path: Path) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from mmserve.checkpoint.load import load
 from mmserve.config.config import Config
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.find_draft import find_draft
-from tests.fakes.checkpoints import make_llama
+from tests.fakes.models.checkpoints import make_llama
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from mmserve.config.config import Config
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.find_model import find_model, read_model
-from tests.fakes.chat_models import write_chat_model
+from tests.fakes.models.chat_models import write_chat_model
 
 NEOX = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

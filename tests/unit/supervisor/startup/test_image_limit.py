@@ -20,9 +20,9 @@ from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.image_limit import limit_images
 from mmserve.supervisor.startup.machine import Machine
-from tests.fakes.image_processors import FAMILIES, TABLE_SIZES, model_with
-from tests.fakes.media import COUNTED
-from tests.fakes.weight_files import sparse_weights
+from tests.fakes.models.image_processors import FAMILIES, TABLE_SIZES, model_with
+from tests.fakes.models.weight_files import sparse_weights
+from tests.fakes.pictures.media import COUNTED
 from tests.unit.supervisor.startup.test_plan import GPU, LAPTOP, XEON
 
 

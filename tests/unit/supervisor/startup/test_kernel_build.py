@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from mmserve.supervisor.startup.kernel_build import building
-from tests.fakes.http_services import make_deployment
+from tests.fakes.http.http_services import make_deployment
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", "bfloat16"), ("cuda", "float32"), ("cpu", "float16")])

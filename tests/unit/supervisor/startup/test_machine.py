@@ -11,7 +11,7 @@ import pytest
 
 from mmserve.model_backend.platforms.cpu.library import levels, tile_permission
 from mmserve.supervisor.startup.machine import allow_descriptors, look, num_cores
-from tests.fakes.shortages import cgroup
+from tests.fakes.processes.shortages import cgroup
 
 
 def test_this_machine_has_some_memory() -> None:

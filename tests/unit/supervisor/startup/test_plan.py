@@ -20,7 +20,7 @@ from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.machine import Machine
 from mmserve.supervisor.topology import members, render, topology
-from tests.fakes.weight_files import sparse_weights
+from tests.fakes.models.weight_files import sparse_weights
 
 GIB = plan.GIB
 LAPTOP = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=False)

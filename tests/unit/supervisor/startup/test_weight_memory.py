@@ -13,7 +13,7 @@ from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.weight_memory import loaded_nbytes, part_nbytes, quantized_nbytes
-from tests.fakes.weight_files import sparse_weights
+from tests.fakes.models.weight_files import sparse_weights
 from tests.unit.supervisor.startup.test_plan import model
 
 __all__ = ["model"]

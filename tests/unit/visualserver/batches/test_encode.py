@@ -24,8 +24,8 @@ from mmserve.visualserver.batches.encode import HOST, Encoder, EncoderBatch, Enc
 from mmserve.visualserver.batches.image_decode import DecodedBatch
 from mmserve.visualserver.batches.work_journal import WorkJournal
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome
-from tests.fakes.late_device import LateDevice, LateRowCopies, LateTransfers
-from tests.fakes.media import one_tile
+from tests.fakes.devices.late_device import LateDevice, LateRowCopies, LateTransfers
+from tests.fakes.pictures.media import one_tile
 
 TOKENS, HIDDEN = 3, 4
 

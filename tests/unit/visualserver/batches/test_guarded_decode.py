@@ -13,7 +13,7 @@ from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MediaError, MmserveError
 from mmserve.visualserver.batches.guarded_decode import ISOLATION_S, OVERDUE_S, GuardedDecoder
 from mmserve.visualserver.batches.work_journal import MAX_DEATHS, WorkJournal
-from tests.fakes.media import one_tile
+from tests.fakes.pictures.media import one_tile
 
 
 class _Decoder:

@@ -17,7 +17,7 @@ from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MediaError, MmserveError, Shortage, Unavailable
 from mmserve.visualserver.batches.image_decode import ImageDecoder
 from mmserve.visualserver.images import ENCODED, LOST, Image, Outcome
-from tests.fakes.media import one_tile
+from tests.fakes.pictures.media import one_tile
 
 
 class _Processor:

@@ -18,7 +18,7 @@ from mmserve.visualserver.encoder.dialer import Job
 from mmserve.visualserver.encoder.rows_cache import Key, RowsCache
 from mmserve.visualserver.encoder.worker import Worker
 from mmserve.visualserver.remote.frames import Encode, Fail, Result, digest
-from tests.fakes.media import one_tile
+from tests.fakes.pictures.media import one_tile
 
 
 class Tower:

@@ -12,7 +12,7 @@ import pytest
 
 from mmserve.httpserver.output.parsing.formats import CALLS, Format
 from mmserve.httpserver.output.parsing.grammar.tool_grammar import optional_tool_grammar, tool_grammar
-from tests.fakes.http_services import byte_tokenizer
+from tests.fakes.http.http_services import byte_tokenizer
 from tests.unit.httpserver.output.parsing.examples import BEGIN, END, ONE, ONE_END, SEP, THINKING, meaning
 from tests.unit.httpserver.output.parsing.test_machine import format_of, read
 

@@ -7,8 +7,8 @@ import pytest
 from mmserve.httpserver.prompt.template.chat_template import ChatTemplate, template_of, template_source
 from mmserve.httpserver.prompt.user_text import UserMarks
 from mmserve.runtime.errors import InvalidRequest, StartupError
-from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15
-from tests.fakes.media import model_spec
+from tests.fakes.models.chat_models import CHATML, LLAMA_2, LLAVA_15
+from tests.fakes.pictures.media import model_spec
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -13,7 +13,7 @@ import transformers
 from mmserve.model_backend.models.generic.describe import describe, main
 from mmserve.model_backend.models.generic.masks import window_of
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import BOS, EOS, VOCAB
+from tests.fakes.models.checkpoints import BOS, EOS, VOCAB
 
 TINY: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -12,8 +12,8 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 
 from mmserve.model_backend.models.generic.describe import describe
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import make_text
-from tests.fakes.engine import make_runner
+from tests.fakes.models.checkpoints import make_text
+from tests.fakes.ranks.engine import make_runner
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from mmserve.model_backend.models.generic.decoder import GenericDecoder
 from mmserve.model_backend.models.generic.describe import describe
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import VOCAB, make_text
-from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
+from tests.fakes.models.checkpoints import VOCAB, make_text
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Driver, make_runner
 
 FAMILIES = ["gpt_neox", "granite", "cohere2"]
 Runners = Callable[[str], tuple[Path, ModelRunner]]

@@ -28,12 +28,12 @@ from mmserve.processors.families.transformers import counted
 from mmserve.processors.interface import Run
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError, StartupError
-from tests.fakes.checkpoints import IMAGE, make_llava, make_vipllava
-from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import Driver, make_runner
-from tests.fakes.idefics3 import make_idefics3
-from tests.fakes.vision_checkpoints import IMAGE as NEXT_IMAGE
-from tests.fakes.vision_checkpoints import make_llava_next_with_processor, make_paddleocr_with_processor
+from tests.fakes.models.checkpoints import IMAGE, make_llava, make_vipllava
+from tests.fakes.models.idefics3 import make_idefics3
+from tests.fakes.models.vision_checkpoints import IMAGE as NEXT_IMAGE
+from tests.fakes.models.vision_checkpoints import make_llava_next_with_processor, make_paddleocr_with_processor
+from tests.fakes.pictures.embeddings import prompt_with_images, put_rows
+from tests.fakes.ranks.engine import Driver, make_runner
 
 SIZES = ((28, 28), (64, 31), (20, 90))
 TEXTS = ("USER: <image>what?\n", "USER: <image> and <image> then <image>\nASSISTANT:", "no picture")

@@ -20,8 +20,8 @@ from mmserve.model_backend.platforms.cpu.library import levels
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.threads import set_threads
 from mmserve.model_backend.platforms.device import DTYPES
-from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.models.checkpoints import make_llama
+from tests.fakes.ranks.engine import Driver, make_runner
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
 
 pytestmark = needs_compiler

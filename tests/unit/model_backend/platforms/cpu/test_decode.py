@@ -18,7 +18,7 @@ from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.decode_graphs import SAMPLED_HERE, Decoded, DecodeGraphs, DecodeRows, GraphParts
 from mmserve.model_backend.platforms.sampling import GREEDY, NOT_FINITE, Draw
-from tests.fakes.checkpoints import make_text
+from tests.fakes.models.checkpoints import make_text
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, random
 from tests.unit.model_backend.platforms.cpu.test_attention import BLOCK, step_of
 

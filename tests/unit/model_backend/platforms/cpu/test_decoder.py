@@ -18,7 +18,7 @@ from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import CompiledDecoder
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.interface import ForwardExecutor
-from tests.fakes.checkpoints import TEXT_FAMILIES, make_text
+from tests.fakes.models.checkpoints import TEXT_FAMILIES, make_text
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, random
 from tests.unit.model_backend.platforms.cpu.test_attention import BLOCK, step_of
 

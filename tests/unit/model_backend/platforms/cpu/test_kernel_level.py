@@ -13,7 +13,7 @@ import mmserve.visualserver.run
 from mmserve.config.resolved.process import Process
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.platforms.cpu import platform
-from tests.fakes.media import fake_process, model_spec, write_preprocessor
+from tests.fakes.pictures.media import fake_process, model_spec, write_preprocessor
 
 
 class Asked(Exception):

@@ -10,7 +10,7 @@ import torch
 from mmserve.model_backend.attention.interface import Mask
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
 from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling
-from tests.fakes.attention import TOLERANCES, Problem, Step
+from tests.fakes.devices.attention import TOLERANCES, Problem, Step
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 pytestmark = needs_interpreter

@@ -23,7 +23,7 @@ from mmserve.model_backend.platforms.cuda.coded_linear import CodedWeights
 from mmserve.model_backend.platforms.cuda.fp8 import launches, products, rows
 from mmserve.model_backend.platforms.cuda.fp8.rows import Rows
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
-from tests.fakes.scaled_products import scaled_mm
+from tests.fakes.devices.scaled_products import scaled_mm
 from tests.unit.model_backend.platforms.cuda.fp8.rounding import round_by_torch
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 

@@ -13,7 +13,7 @@ from mmserve.model_backend.platforms.cuda import coded_linear
 from mmserve.model_backend.platforms.cuda.coded_linear import CodedLinear, CodedWeights, check_coded
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.runtime.errors import StartupError
-from tests.fakes.quantized_checkpoints import Format, awq, float8, fp8, gptq, int8, packed
+from tests.fakes.formats.quantized_checkpoints import Format, awq, float8, fp8, gptq, int8, packed
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 CPU = torch.device("cpu")

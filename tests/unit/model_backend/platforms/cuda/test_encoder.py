@@ -10,7 +10,7 @@ from mmserve.model_backend.platforms.cuda.attention.encoder import EncoderAttent
 from mmserve.model_backend.platforms.cuda.attention.tiling import Tiling
 from mmserve.model_backend.platforms.cuda.ops import TritonOps
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from tests.fakes.attention import TOLERANCES
+from tests.fakes.devices.attention import TOLERANCES
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 pytestmark = needs_interpreter

@@ -17,7 +17,7 @@ from mmserve.model_backend.platforms.cuda.experts.choice import exact_mixture, p
 from mmserve.model_backend.platforms.cuda.experts.grouped import Routing, TritonExperts, max_blocks
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from tests.fakes.graph_capture import RecordedGraphs
+from tests.fakes.devices.graph_capture import RecordedGraphs
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 CPU = torch.device("cpu")

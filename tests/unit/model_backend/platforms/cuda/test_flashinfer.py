@@ -18,7 +18,7 @@ from mmserve.model_backend.platforms.cuda.flashinfer.backend import FlashInferAt
 from mmserve.model_backend.platforms.cuda.flashinfer.choice import flashinfer_attention
 from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.runtime.errors import StartupError
-from tests.fakes import flashinfer
+from tests.fakes.devices import flashinfer
 
 TRANSFERS = PlainTransfers(torch.device("cpu"))
 HOPPER = (9, 0)

@@ -34,7 +34,7 @@ from mmserve.model_backend.platforms.cuda.fp8 import trials
 from mmserve.model_backend.platforms.cuda.fp8.ops import Fp8Ops
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from tests.fakes.launches import counted_launches
+from tests.fakes.devices.launches import counted_launches
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 pytestmark = needs_interpreter

@@ -13,8 +13,8 @@ from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
 from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.models.checkpoints import make_llama
+from tests.fakes.ranks.engine import Driver, make_runner
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 
 pytestmark = needs_interpreter

@@ -12,7 +12,7 @@ from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.layers.head_turn import turn_heads_
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
 from mmserve.model_backend.platforms.torch_ops import TorchOps
-from tests.fakes.attention import Problem, Step
+from tests.fakes.devices.attention import Problem, Step
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 from tests.unit.model_backend.platforms.cuda.test_attention import TILING
 

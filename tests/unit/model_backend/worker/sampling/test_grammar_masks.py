@@ -22,8 +22,8 @@ from mmserve.model_backend.worker.sampling import grammar_compiler
 from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GRAMMAR_PENDING, GrammarMasks
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
-from tests.fakes.checkpoints import EOS, SPECIAL, VOCAB, make_llama
-from tests.fakes.grammars import JSON, decode, encode
+from tests.fakes.models.checkpoints import EOS, SPECIAL, VOCAB, make_llama
+from tests.fakes.ranks.grammars import JSON, decode, encode
 
 NOTHING = np.array([], dtype=np.int64)
 TEXTS = [

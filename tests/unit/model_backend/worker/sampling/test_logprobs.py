@@ -19,9 +19,9 @@ from mmserve.model_backend.platforms.sampling import NOT_FINITE, TorchSampling
 from mmserve.model_backend.transfers import PlainTransfers
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
-from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
-from tests.fakes.logprobs import check_logprobs
+from tests.fakes.models.checkpoints import VOCAB, make_llama
+from tests.fakes.ranks.engine import BLOCK_TOKENS, Driver, make_runner
+from tests.fakes.ranks.logprobs import check_logprobs
 
 NUM_NEW = 10
 

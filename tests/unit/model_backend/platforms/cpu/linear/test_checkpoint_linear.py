@@ -20,11 +20,7 @@ from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import VOCAB, make_llama, make_text
-from tests.fakes.engine import Driver, Engine, make_runner
-from tests.fakes.media import png
-from tests.fakes.picture_families import QUANTIZABLE
-from tests.fakes.quantized_checkpoints import (
+from tests.fakes.formats.quantized_checkpoints import (
     Format,
     awq,
     float8,
@@ -34,10 +30,14 @@ from tests.fakes.quantized_checkpoints import (
     packed,
     quantize_checkpoint,
 )
-from tests.fakes.qwen_vl import make_qwen_vl
-from tests.fakes.ranks_in_threads import RanksInThreads
-from tests.fakes.stored_experts import separate_experts, stack_experts
-from tests.fakes.tower_inputs import read_by_tower
+from tests.fakes.models.checkpoints import VOCAB, make_llama, make_text
+from tests.fakes.models.picture_families import QUANTIZABLE
+from tests.fakes.models.qwen_vl import make_qwen_vl
+from tests.fakes.models.stored_experts import separate_experts, stack_experts
+from tests.fakes.pictures.media import png
+from tests.fakes.pictures.tower_inputs import read_by_tower
+from tests.fakes.ranks.engine import Driver, Engine, make_runner
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 
 pytestmark = pytest.mark.skipif(
     not compiler.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"

@@ -18,11 +18,11 @@ from mmserve.checkpoint.load import load
 from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import make_llama, make_text
-from tests.fakes.engine import make_runner
-from tests.fakes.gguf_files import Tensor, gguf_of
-from tests.fakes.gguf_formats import BLOCK_FORMATS
-from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.fakes.formats.gguf_files import Tensor, gguf_of
+from tests.fakes.formats.gguf_formats import BLOCK_FORMATS
+from tests.fakes.models.checkpoints import make_llama, make_text
+from tests.fakes.ranks.engine import make_runner
+from tests.fakes.ranks.ranks_in_threads import RanksInThreads
 from tests.unit.model_backend.platforms.cpu.linear.test_checkpoint_linear import expected, written
 
 pytestmark = pytest.mark.skipif(

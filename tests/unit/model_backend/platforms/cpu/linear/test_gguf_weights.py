@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mmserve.checkpoint.gguf.tensor_types import QUANTIZED
 from mmserve.model_backend.platforms.cpu.linear import gguf_weights
 from mmserve.runtime.errors import StartupError
-from tests.fakes.gguf_formats import BLOCK_FORMATS, stored
+from tests.fakes.formats.gguf_formats import BLOCK_FORMATS, stored
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, random
 from tests.unit.model_backend.platforms.cpu.test_levels import built
 

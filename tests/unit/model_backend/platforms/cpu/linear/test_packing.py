@@ -24,7 +24,7 @@ from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.threads import share_cores
 from mmserve.model_backend.platforms.reference import PlainLinear
 from mmserve.runtime.errors import StartupError
-from tests.fakes.quantized import dequantized
+from tests.fakes.formats.quantized import dequantized
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
 
 MakeMethod = Callable[[ctypes.CDLL, LinearShape], KernelLinear]

@@ -12,10 +12,10 @@ import transformers
 from mmserve.config.config import Config
 from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import TEXT_FAMILIES, VOCAB, make_llama, make_llava, make_text
-from tests.fakes.engine import Driver, make_runner
-from tests.fakes.picture_families import QUANTIZABLE
-from tests.fakes.quantized import dequantized, round_text
+from tests.fakes.formats.quantized import dequantized, round_text
+from tests.fakes.models.checkpoints import TEXT_FAMILIES, VOCAB, make_llama, make_llava, make_text
+from tests.fakes.models.picture_families import QUANTIZABLE
+from tests.fakes.ranks.engine import Driver, make_runner
 
 # Only the compiled kernels compute with quantized weights; test_packing checks that they are refused without. With a
 # compiler, kernels that cannot be used are failures here, not skips.
@@ -93,7 +93,7 @@ def test_the_text_behind_a_tower(tmp_path: Path, form: Any) -> None:
 
 @pytest.mark.parametrize("family", QUANTIZABLE)
 def test_the_text_behind_each_tower(tmp_path: Path, family: str) -> None:
-    """In 4 bits. The same with 8 bits answers questions about pictures in ``tests/e2e/test_quantized.py``."""
+    """In 4 bits. The same with 8 bits answers questions about pictures in ``tests/e2e/models/test_quantized.py``."""
     directory = QUANTIZABLE[family](tmp_path / "whole")
     rounded = round_text(directory, tmp_path / "rounded", "int4")
     model = transformers.AutoModelForImageTextToText.from_pretrained(rounded, dtype=torch.float32)

@@ -8,7 +8,7 @@ from mmserve.checkpoint.quantization.read import read_scheme
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.model_backend.layers.linear_method import LinearMethod
 from mmserve.model_backend.layers.target import LinearShard
-from tests.fakes.quantized_checkpoints import Format
+from tests.fakes.formats.quantized_checkpoints import Format
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Weights with a scale for each 128 x 128 of them: what torch is told, against float64.
 
-Torch multiplies with them on a Hopper GPU alone; ``tests.fakes.scaled_products`` has its rules.
+Torch multiplies with them on a Hopper GPU alone; ``tests.fakes.devices.scaled_products`` has its rules.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mmserve.model_backend.platforms.cuda.fp8.forms import BY_BLOCKS
 from mmserve.model_backend.platforms.cuda.fp8.linear import Fp8Linear, StoredSource
 from mmserve.model_backend.platforms.cuda.fp8.products import scales_of_weights
 from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, quantized
-from tests.fakes.quantized_checkpoints import fp8
-from tests.fakes.scaled_products import scaled_mm
+from tests.fakes.devices.scaled_products import scaled_mm
+from tests.fakes.formats.quantized_checkpoints import fp8
 from tests.unit.model_backend.platforms.cuda.fp8.loading import loaded, random, scheme_of
 from tests.unit.model_backend.platforms.cuda.fp8.rounding import round_by_torch
 

@@ -20,8 +20,8 @@ from mmserve.model_backend.platforms.cuda.fp8.forms import BY_ROWS
 from mmserve.model_backend.platforms.cuda.fp8.linear import Fp8Linear, StoredSource
 from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, Rows, quantized
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
-from tests.fakes.quantized_checkpoints import Format, awq, float8, fp8
-from tests.fakes.scaled_products import scaled_mm
+from tests.fakes.devices.scaled_products import scaled_mm
+from tests.fakes.formats.quantized_checkpoints import Format, awq, float8, fp8
 from tests.unit.model_backend.platforms.cuda.fp8.loading import loaded, random, scheme_of
 from tests.unit.model_backend.platforms.cuda.fp8.rounding import gated, round_by_torch
 

@@ -14,7 +14,7 @@ from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttenti
 from mmserve.model_backend.platforms.cuda.attention.tiling import AttentionTiling, Tiling
 from mmserve.model_backend.platforms.cuda.fp8 import launches, rows
 from mmserve.model_backend.platforms.cuda.fp8.rows import GROUP, Rows, quantized, widened
-from tests.fakes.attention import TOLERANCES, Problem, Step
+from tests.fakes.devices.attention import TOLERANCES, Problem, Step
 from tests.unit.model_backend.platforms.cuda.fp8 import rounding
 from tests.unit.model_backend.platforms.cuda.fp8.loading import random
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter

@@ -14,7 +14,7 @@ from mmserve.model_backend.platforms.cuda.graphs.decode import CapturedDecodes
 from mmserve.model_backend.platforms.decode_graphs import SAMPLED_HERE, Decoded, DecodeRows, GraphParts
 from mmserve.model_backend.platforms.sampling import GREEDY, Draw, TorchSampling
 from mmserve.model_backend.transfers import PlainTransfers
-from tests.fakes.graph_capture import OneLaunch, Recorder
+from tests.fakes.devices.graph_capture import OneLaunch, Recorder
 
 VOCAB, SLOTS, RUNGS = 97, 10, (1, 2, 4, 8)
 TRANSFERS = PlainTransfers(torch.device("cpu"))

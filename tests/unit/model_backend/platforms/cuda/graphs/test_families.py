@@ -14,7 +14,7 @@ from benchmarks.gpu.steps.same_tokens import _picture_prompt, _text_prompt
 from mmserve.checkpoint.load import load
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from tests.fakes.graph_capture import RecordedGraphs
+from tests.fakes.devices.graph_capture import RecordedGraphs
 
 NUM_TOKENS = 5
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=1)

@@ -12,12 +12,12 @@ from mmserve.config.config import Config
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import make_llama, make_text
-from tests.fakes.engine import make_runner
-from tests.fakes.grammars import JSON
-from tests.fakes.graph_capture import LateGraphs
-from tests.fakes.late_device import LateDevice
-from tests.fakes.plans_ahead import plans, run
+from tests.fakes.devices.graph_capture import LateGraphs
+from tests.fakes.devices.late_device import LateDevice
+from tests.fakes.models.checkpoints import make_llama, make_text
+from tests.fakes.ranks.engine import make_runner
+from tests.fakes.ranks.grammars import JSON
+from tests.fakes.ranks.plans_ahead import plans, run
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

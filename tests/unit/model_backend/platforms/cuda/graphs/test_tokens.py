@@ -18,9 +18,9 @@ from mmserve.model_backend.platforms.cuda.sampling import TritonSampling
 from mmserve.model_backend.platforms.decode_graphs import DecodeGraphs, GraphParts
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
-from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import Driver, make_runner
-from tests.fakes.graph_capture import Recorder
+from tests.fakes.devices.graph_capture import Recorder
+from tests.fakes.models.checkpoints import make_llama
+from tests.fakes.ranks.engine import Driver, make_runner
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
 from tests.unit.model_backend.platforms.cuda.test_tokens import CPU, TILING, Interpreted
 
