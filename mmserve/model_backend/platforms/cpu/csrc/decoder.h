@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "aligned_memory.h"
 #include "linear/matrix.h"
@@ -51,6 +52,17 @@ struct Step {
 inline void gather(const Step& step, float* values, int64_t width) {
     for (int64_t i = 0; i < step.num_logits; ++i)
         std::memmove(values + i * width, values + step.logits_indices[i] * width, width * sizeof(float));
+}
+
+// The tiles that have rows of logits_indices. Of the last layer, attention computes these alone.
+inline std::vector<int64_t> wanted_tiles(const Step& step) {
+    const int64_t *first = step.logits_indices, *end = first + step.num_logits;
+    std::vector<int64_t> tiles;
+    for (const int64_t* tile = step.tiles; tile < step.tiles + 4 * step.num_tiles; tile += 4) {
+        const int64_t* row = std::lower_bound(first, end, tile[0]);
+        if (row < end && *row < tile[0] + tile[1]) tiles.insert(tiles.end(), tile, tile + 4);
+    }
+    return tiles;
 }
 
 // Ops: the operators of kernels.cpp.
@@ -121,11 +133,16 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
     const auto heads = memory::allocate<float>(rows * qkv);
     const auto attended = memory::allocate<float>(rows * layers->attention_out.in);
     const Decoder<Ops> decoder{shape, step, heads.get(), attended.get()};
+    const std::vector<int64_t> tiles = wanted_tiles(step);
+    Step last = step;
+    last.tiles = tiles.data();
+    last.num_tiles = static_cast<int64_t>(tiles.size()) / 4;
     for (int64_t l = 0; l < shape.layers; ++l) {
         const Layer& layer = layers[l];
         pool::for_each_block(rows, [&](int64_t first, int64_t count) { decoder.project(layer, first, count); });
-        Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer, shape, step, attended.get());
-        if (l + 1 == shape.layers) {
+        const bool is_last = l + 1 == shape.layers;
+        Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer, shape, is_last ? last : step, attended.get());
+        if (is_last) {
             gather(step, attended.get(), layer.attention_out.in);
             gather(step, step.hidden, size);
             rows = step.num_logits;

@@ -43,13 +43,15 @@ def test_one_call_gives_the_bits_of_the_layers(
     assert isinstance(compiled, CompiledDecoder)
     step = step_of([(40, 1), (0, 180)])  # so many rows are computed block by block
     metadata = attention.builder(LIMITS).build(step)
-    positions, wanted = torch.tensor([[40, *range(180)]]), torch.tensor([0, 30, 180])
+    positions = torch.tensor([[40, *range(180)]])
     shape = attention.kv_shape(int(step.block_tables.max()) + 1, BLOCK)
 
-    def run(executor: ForwardExecutor | DecoderModel) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(executor: ForwardExecutor | DecoderModel, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cache = random(spec.text.num_layers, *shape, seed=1).to(kv_dtype)
         return executor.forward(random(181, 128), positions, cache, metadata, wanted).clone(), cache
 
-    (found, found_cache), (expected, expected_cache) = run(compiled), run(model)
-    assert torch.equal(found, expected)
-    assert torch.equal(found_cache, expected_cache)
+    for rows in ([0, 30, 180], []):  # of a chunk that does not end its prompt no row is wanted
+        wanted = torch.tensor(rows, dtype=torch.int64)
+        (found, found_cache), (expected, expected_cache) = run(compiled, wanted), run(model, wanted)
+        assert torch.equal(found, expected)
+        assert torch.equal(found_cache, expected_cache)
