@@ -200,7 +200,7 @@ SHAPES: Mapping[str, Shape] = {
     "Gemma-3": Shape(
         _gemma_3,
         "<start_of_image>",
-        ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+        ("<image_soft_token>", "<start_of_image>", "<end_of_image>", *("\n" * count for count in range(1, 5))),
         settings.GEMMA_3,
         {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
     ),
