@@ -40,7 +40,7 @@ def main() -> None:
         flush=True,
     )
     capacity = next(groups([load.name], options.peers)).capacity
-    before = roofline.measure(dtype)
+    roofline.measure(dtype)
     with contextlib.ExitStack() as stack:
         targets = []
         for number, name in enumerate(options.server):
@@ -49,8 +49,7 @@ def main() -> None:
             server = started(peer, setup.home / MODELS["text"], capacity, setup)
             targets.append(stack.enter_context(server)[0])
         rounds = measured(targets, load, options.rounds)
-    for rates in (before, roofline.measure(dtype)):
-        print(f"multiplies {rates.operations / 1e9:.0f} GFLOP/s, reads {rates.nbytes / 1e9:.1f} GB/s")
+    roofline.measure(dtype)
     print(report.table(medians(rounds)))
     print(report.table(ratios(rounds)))
     report.write_json(options.json, [{"server": name, **row} for name, rows in rounds.items() for row in rows])

@@ -80,12 +80,12 @@ def main() -> None:
     print(f"{report.machine()}; {dtype}; medians of {options.repeats}", flush=True)
     for group in groups(options.only, options.peers):
         rows, mixed_of_group = list[report.Row](), list[report.Row]()
-        rates = _rates(dtype)
+        rates = roofline.measure(dtype)
         for peer_or_target in _servers(group, peers, options):
             with _left_out_if_it_does_not_start(), peer_or_target as (target, start_s):
                 rows += [_row(target, load, start_s, options) for load in group.loads]
                 mixed_of_group += [_mixed_row(target, options)] if group.mixed else []
-        _add_shares(rows, mixed_of_group, group, rates.best(_rates(dtype)), options)
+        _add_shares(rows, mixed_of_group, group, rates.best(roofline.measure(dtype)), options)
         _print(group.title, rows, ratios(rows))
         every += rows
         mixed_rows += mixed_of_group
@@ -94,13 +94,6 @@ def main() -> None:
     _print("targets", limits)
     _print("verdicts", verdicts(every, mixed_rows))
     report.write_json(options.json, [*every, *mixed_rows, *limits])
-
-
-def _rates(dtype: str) -> roofline.Rates:
-    """Of this machine now. Taken before and after a group of loads, because others use the machine too."""
-    rates = roofline.measure(dtype)
-    print(f"multiplies {rates.operations / 1e9:.0f} GFLOP/s, reads {rates.nbytes / 1e9:.1f} GB/s", flush=True)
-    return rates
 
 
 @contextlib.contextmanager

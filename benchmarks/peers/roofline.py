@@ -63,11 +63,14 @@ def mode(dtype: str) -> str:
 
 
 def measure(dtype: str) -> Rates:
-    """Of this machine now, with torch's threads. ``dtype``: "float32" or "bfloat16"."""
-    return Rates(
+    """Of this machine now, with torch's threads, and prints them. To be taken before and after loads, because others
+    use the machine too. ``dtype``: "float32" or "bfloat16"."""
+    rates = Rates(
         operations=square_rate(torch.bfloat16 if dtype == "bfloat16" else torch.float32, _ROUNDS),
         nbytes=read_rate(torch.get_num_threads(), _ROUNDS),
     )
+    print(f"multiplies {rates.operations / 1e9:.0f} GFLOP/s, reads {rates.nbytes / 1e9:.1f} GB/s", flush=True)
+    return rates
 
 
 def work(load: Workload, model: ModelSpec, tokens: Tokens, dtype: str) -> Work:
