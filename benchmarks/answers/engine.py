@@ -82,8 +82,8 @@ class _Observed(ModelRunner):
     def __init__(self, deployment: Deployment, platform: Platform) -> None:
         super().__init__(deployment, TpGroup(), None, platform, lambda done, total, what: None)
 
-    def _forward(self, batch: ForwardBatch, *arguments: Any) -> Any:
-        computed = super()._forward(batch, *arguments)
+    def _compute(self, batch: ForwardBatch) -> Any:
+        computed = super()._compute(batch)
         assert computed.logits is not None
         # Rows of equally long contexts are in the plan's order. Cloned because sampling edits logits in place.
         self.logits = computed.logits.clone()
