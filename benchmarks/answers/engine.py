@@ -8,8 +8,9 @@ from __future__ import annotations
 import statistics
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,11 +74,21 @@ class Engine:
         self._runner.step(StepPlan(step_id=0, free=tuple(range(len(texts)))))
         return Read(nll, statistics.median(times_s))
 
+    def repeated(self, texts: Sequence[Sequence[int]]) -> Callable[[], None]:
+        """The step that computes the last but one token of each text and chooses the next. To be called again and
+        again: it writes the same keys and values each time. Raises AssertionError if it is not one call of the
+        kernels."""
+        for position in range(len(texts[0]) - 1):
+            self._runner.step(_step(texts, position, self._runner.block_tokens))
+        assert self._runner.decode is not None
+        return self._runner.decode
+
 
 class _Observed(ModelRunner):
-    """Keeps the logits [S, vocab] of its last step."""
+    """Keeps the logits [S, vocab] of its last step, and the step itself if it is one call of the kernels."""
 
     logits: torch.Tensor
+    decode: Callable[[], None] | None = None
 
     def __init__(self, deployment: Deployment, platform: Platform) -> None:
         super().__init__(deployment, TpGroup(), None, platform, lambda done, total, what: None)
@@ -87,6 +98,11 @@ class _Observed(ModelRunner):
         assert computed.logits is not None
         # Rows of equally long contexts are in the plan's order. Cloned because sampling edits logits in place.
         self.logits = computed.logits.clone()
+        return computed
+
+    def _replay(self, batch: ForwardBatch) -> Any:
+        computed = super()._replay(batch)
+        self.decode = None if computed is None else partial(super()._replay, batch)
         return computed
 
 
