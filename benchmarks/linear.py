@@ -5,8 +5,8 @@
 The shapes of SmolLM2-135M, in bfloat16 weights, 269 MB in all: 30 layers and the head, one after the other, so that
 weights come from memory. ``widened`` has float32 inputs, ``rounded`` has inputs in bfloat16. At one row the share is of
 the rate at which the same threads read memory (``mm_finite`` over as many bytes), at many rows of torch's rate with a
-square matrix: float32 for ``widened``, bfloat16 for ``rounded``. Beside them oneDNN's packed bfloat16 product. Variants
-take turns within each round; the least time of the rounds.
+square matrix: float32 for ``widened``, bfloat16 for ``rounded``. Beside them oneDNN's packed product, of float32 where
+it has none of bfloat16. Variants take turns within each round; the least time of the rounds.
 """
 
 from __future__ import annotations
@@ -114,15 +114,17 @@ def _variants(
         yield f"{level.name} widened", partial(run, kernels, rounds_inputs=False)
         yield f"{level.name} rounded", partial(run, kernels, rounds_inputs=True)
     if not only_best:
-        yield "oneDNN bfloat16", _onednn(weights, {size: x.bfloat16() for size, x in inputs.items()})
+        dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+        yield f"oneDNN {dtype}".replace("torch.", ""), _onednn(weights, inputs, dtype)
 
 
-def _onednn(weights: list[torch.Tensor], inputs: dict[int, torch.Tensor]) -> Callable[[], None]:
-    packed = [(torch.ops.mkldnn._reorder_linear_weight(weight), weight.shape[1]) for weight in weights]
+def _onednn(weights: list[torch.Tensor], inputs: dict[int, torch.Tensor], dtype: torch.dtype) -> Callable[[], None]:
+    packed = [(torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype)), weight.shape[1]) for weight in weights]
+    converted = {size: x.to(dtype) for size, x in inputs.items()}
 
     def run() -> None:
         for weight, in_size in packed:
-            torch.ops.mkldnn._linear_pointwise(inputs[in_size], weight, None, "none", [], "")
+            torch.ops.mkldnn._linear_pointwise(converted[in_size], weight, None, "none", [], "")
 
     return run
 
