@@ -19,7 +19,6 @@ from mmserve.model_backend.attention.interface import (
     Mask,
     StepLimits,
 )
-from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
 
 _BLOCK_TOKENS, _MAX_TILE_ROWS, _HEAD_DIM_STEP = 16, 48, 16
 """The kernel's own numbers."""
@@ -71,18 +70,15 @@ class PagedCpuAttention:
 
     def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
         assert block_tokens in self.block_sizes, f"blocks of {block_tokens} tokens"
-        if self.kv_dtype is torch.float32:
-            return token_major_shape(self._spec, num_blocks, block_tokens)
         return (num_blocks, self._spec.num_kv_heads, 2, block_tokens * self._spec.head_dim)
 
     def token_major(self, layer_kv: torch.Tensor) -> torch.Tensor:
         """A copy of one layer's cache in the layout of ``kv_layout``, for comparisons."""
-        if self.kv_dtype is torch.float32:
-            return layer_kv.clone()
         kv_heads, dim = self._spec.num_kv_heads, self._spec.head_dim
         k, v = layer_kv.unbind(2)
-        keys = k.view(-1, kv_heads, dim // 2, _BLOCK_TOKENS, 2).permute(0, 3, 1, 2, 4)
-        values = v.view(-1, kv_heads, _BLOCK_TOKENS // 2, dim, 2).permute(0, 2, 4, 1, 3)
+        depth = 1 if self.kv_dtype is torch.float32 else 2  # numbers side by side
+        keys = k.view(-1, kv_heads, dim // depth, _BLOCK_TOKENS, depth).permute(0, 3, 1, 2, 4)
+        values = v.view(-1, kv_heads, _BLOCK_TOKENS // depth, dim, depth).permute(0, 2, 4, 1, 3)
         shape = (-1, _BLOCK_TOKENS, kv_heads, dim)
         return torch.stack((keys.reshape(shape), values.reshape(shape)), dim=2)
 
@@ -128,10 +124,8 @@ class PagedCpuAttention:
         return None
 
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
-        if self.kv_dtype is torch.float32:
-            copy_leading_tokens(kv_cache, copies)
-        else:  # Whole blocks: tokens behind the leading ones are not read before they are written.
-            kv_cache[:, [copy.target for copy in copies]] = kv_cache[:, [copy.source for copy in copies]]
+        # Whole blocks: tokens behind the leading ones are not read before they are written.
+        kv_cache[:, [copy.target for copy in copies]] = kv_cache[:, [copy.source for copy in copies]]
 
 
 class PagedCpuMetadataBuilder:

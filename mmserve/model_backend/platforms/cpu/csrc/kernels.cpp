@@ -30,11 +30,11 @@ void rotate(float* x, const float* cos, const float* sin, int64_t half) {
     }
 }
 
-template <class Cache, class Number>
+template <class Cache>
 void store_and_attend(const attention::Job& job, void* layer_kv, const float* kv, const int64_t* slot_mapping,
                       int64_t rows, int64_t num_tiles) {
     pool::parallel_for_rows(rows, 2 * job.kv_heads * job.dim, [=, &job](int64_t row) {
-        Cache::store(static_cast<Number*>(layer_kv), slot_mapping[row], kv + row * job.q_stride, job.kv_heads, job.dim);
+        Cache::store(static_cast<typename Cache::Number*>(layer_kv), slot_mapping[row], kv + row * job.q_stride, job.kv_heads, job.dim);
     });
     attention::run<Cache>(job, num_tiles);
 }
@@ -180,7 +180,7 @@ void mm_act_and_mul(const float* x, float* out, int64_t rows, int64_t size, int6
 }
 
 // Writes each row's K and V into the cache at slot_mapping[row], then computes attention (see attention::Job).
-// kv: [rows, 2, kv_heads, dim], rows q_stride apart. layer_kv: see attention/float32_cache.h and bfloat16_cache.h.
+// kv: [rows, 2, kv_heads, dim], rows q_stride apart. layer_kv: see attention/kv_cache.h.
 // cache: 0 float32, 1 bfloat16, 2 bfloat16 and the inputs of both products rounded to it. window: 0 for none. ends:
 // [rows] or null.
 void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, void* layer_kv, int cache,
@@ -191,11 +191,11 @@ void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, 
                              heads, kv_heads, dim,    scale, window, ends};
     using namespace attention;
     if (cache == 0)
-        store_and_attend<Float32Cache, float>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
+        store_and_attend<KvCache<linear::Exact>>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
     else if (cache == 1)
-        store_and_attend<Bfloat16Cache<linear::Widened>, uint16_t>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
+        store_and_attend<KvCache<linear::Widened>>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
     else
-        store_and_attend<Bfloat16Cache<linear::Rounded>, uint16_t>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
+        store_and_attend<KvCache<linear::Rounded>>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
 }
 
 // Attention without a mask within each of some sequences, whose rows follow each other. qkv: [rows, 3, heads, dim],

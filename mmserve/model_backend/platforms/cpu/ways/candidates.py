@@ -11,11 +11,12 @@ _TAKE_LONGER = (0, 1, 10)
 """Numbers of the layouts float32, bfloat16, and bfloat16 with tiles."""
 _ARE_FAST = (4, 11)
 """Bfloat16 with rounded inputs, without tiles."""
+_BFLOAT16 = 1
 _FLOAT8 = 8
 """All others are whole numbers."""
 _UNQUANTIZED = (*_TAKE_LONGER, 4)
 _KIB = 1 << 10
-_FAR = 16 * _KIB
+_NEAR, _FAR = _KIB, 16 * _KIB
 MAX_ROWS = {1: 1, 4: 4, 8: 12, 16: 48, 128: 1 << 40}
 """Rows that are measured, and up to how many rows the choice is used."""
 
@@ -44,7 +45,8 @@ Choices = Mapping[tuple[Product, int], Way]
 def default(format: int, rows: int) -> Way:
     """What the kernels do without a choice."""
     kept_up_with = 0 if format == _FLOAT8 else 1 if format in _TAKE_LONGER else 4 if format in _ARE_FAST else 2
-    return Way(0 if rows <= kept_up_with else _FAR, 32, 768 * _KIB)
+    of_few_rows = _NEAR if format == _BFLOAT16 else 0
+    return Way(of_few_rows if rows <= kept_up_with else _FAR, 32, 768 * _KIB)
 
 
 def candidates(format: int, rows: int) -> list[Way]:

@@ -55,18 +55,16 @@ def test_results_and_stored_kv_equal_the_reference(
     qkv = random(len(step.slot_mapping), (group + 2) * 2, 32)
     backend = paged(group, 2, 32)
     reference = SdpaAttention(AttentionSpec(group * 2, 2, 32, (Mask(window),)), torch.float32, torch.device("cpu"))
-    shape = backend.kv_shape(int(step.block_tables.max()) + 1, BLOCK)
-    assert shape == reference.kv_shape(shape[0], BLOCK)
-    cache = random(*shape, seed=1)
+    cache = random(*backend.kv_shape(int(step.block_tables.max()) + 1, BLOCK), seed=1)
     results, caches = [], []
-    for attention in (backend, reference):
-        layer_kv, heads = cache.clone(), qkv.clone()
+    for attention, layer_kv in ((backend, cache), (reference, backend.token_major(cache))):
+        heads = qkv.clone()
         kv = heads[:, 2 * group :].unflatten(1, (2, 2))
         metadata = attention.builder(LIMITS).build(step)
         results.append(attention.forward(heads[:, : 2 * group], kv, layer_kv, metadata, Mask(window)))  # type: ignore[arg-type]
         caches.append(layer_kv)
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
-    assert torch.equal(caches[0], caches[1])
+    assert torch.equal(backend.token_major(caches[0]), caches[1])
 
 
 @pytest.mark.parametrize("window", [None, 5_000])
@@ -75,10 +73,10 @@ def test_long_contexts_equal_the_reference(window: int | None) -> None:
     reference = SdpaAttention(AttentionSpec(6, 2, 64, (Mask(window),)), torch.float32, torch.device("cpu"))
     cache = random(*backend.kv_shape(int(step.block_tables.max()) + 1, BLOCK), seed=1)
     qkv, results = random(len(step.slot_mapping), 10, 64), []
-    for attention in (backend, reference):
+    for attention, layer_kv in ((backend, cache), (reference, backend.token_major(cache))):
         heads = qkv.clone()
         kv, metadata = heads[:, 6:].unflatten(1, (2, 2)), attention.builder(LONG_LIMITS).build(step)
-        results.append(attention.forward(heads[:, :6], kv, cache.clone(), metadata, Mask(window)))  # type: ignore[arg-type]
+        results.append(attention.forward(heads[:, :6], kv, layer_kv, metadata, Mask(window)))  # type: ignore[arg-type]
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
@@ -166,10 +164,11 @@ def test_attention_never_reads_beyond_its_own_context() -> None:
     """Values of other sequences in the last block, NaN included, change nothing."""
     step = step_of([(20, 1), (5, 20)])
     qkv, attention = random(21, 4, 32), paged(2, 1, 32)
-    clean = random(4, BLOCK, 2, 1, 32, seed=1)
+    clean = random(*attention.kv_shape(4, BLOCK), seed=1)
     spoiled = clean.clone()
-    spoiled[step.block_tables[0, 1], 5:] = torch.nan
-    spoiled[step.block_tables[1, 1], 9:] = torch.nan
+    for slot, end in enumerate((5, 9)):
+        keys, values = spoiled[step.block_tables[slot, 1], 0]
+        keys.view(32, BLOCK)[:, end:] = values.view(BLOCK, 32)[end:] = torch.nan
     metadata = attention.builder(LIMITS).build(step)
     first, second = (
         attention.forward(qkv[:, :2], qkv[:, 2:].unflatten(1, (2, 1)), cache, metadata) for cache in (clean, spoiled)

@@ -7,8 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "attention/bfloat16_cache.h"
-#include "attention/float32_cache.h"
+#include "attention/kv_cache.h"
 #include "attention/job.h"
 #include "attention/query_tile.h"
 #include "attention/tasks.h"
@@ -18,21 +17,20 @@
 namespace attention {
 
 template <class Softmax>
-void store_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads, const Found<Softmax>& rows,
-                int64_t columns) {
+void store_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads, const Found<Softmax>& rows) {
     const int64_t group = job.heads / job.kv_heads, count = t[1] * group;
     for (int64_t r = 0; r < count * heads; ++r) {
         const int64_t row = r % count, head = (first_head + r / count) * group + row % group;
-        store_result(rows.from(r, columns), job.dim, job.out + ((t[0] + row / group) * job.heads + head) * job.dim);
+        store_result(rows.from(r, job.dim), job.dim, job.out + ((t[0] + row / group) * job.heads + head) * job.dim);
     }
 }
 
-// Calls use(rows, columns) with what the tile's rows found at the keys `keys`, a part of the tile's reach.
+// Calls use(rows) with what the tile's rows found at the keys `keys`, a part of the tile's reach.
 template <class Cache, class Use>
 void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads, const Reach& keys, const Use& use) {
     const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim;
     const Cache cache(job, t[3], first_head);
-    Scratch<Cache> s(heads * rows, group, dim, cache.columns());
+    Scratch<Cache> s(heads * rows, group, dim);
     Reach reaches[kMaxRows];
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t token = r / group, after = t[2] + token + 1;
@@ -42,7 +40,7 @@ void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t h
     const QueryTile<Cache> tile{cache, rows, heads, s.q, s.scores, s.weights, s.segment, s.row, reaches};
     tile.attend(keys.first, keys.end, reaches[rows - 1].end);
     tile.end_segment();
-    use(s.row, cache.columns());
+    use(s.row);
 }
 
 // Of a piece of several tiles: all rows read what their sequences share, and then each tile's the rest of its own sequence.
@@ -51,8 +49,7 @@ template <class Cache>
 void attend_together(const Job& job, const Piece& piece, int64_t first_head, int64_t heads) {
     const int64_t group = job.heads / job.kv_heads, rows = piece.count * group, dim = job.dim;
     const Cache cache(job, piece.tiles[3], first_head);
-    const int64_t columns = cache.columns();
-    Scratch<Cache> s(heads * rows, group, dim, columns);
+    Scratch<Cache> s(heads * rows, group, dim);
     Reach reaches[kMaxRows];
     for (int64_t r = 0; r < heads * rows; r += group)
         gather_queries<Cache>(job, piece.tile(r % rows / group), first_head + r / rows, s.scaled, s.q + r * dim);
@@ -61,12 +58,12 @@ void attend_together(const Job& job, const Piece& piece, int64_t first_head, int
     for (int64_t r = 0; r < heads * rows; r += group) {
         const int64_t *t = piece.tile(r % rows / group), head = first_head + r / rows;
         std::fill(reaches, reaches + group, Reach{0, t[2] + 1});
-        const Found row = s.row.from(r, columns);
+        const Found row = s.row.from(r, dim);
         const QueryTile<Cache> own{Cache(job, t[3], head), group, 1, s.q + r * dim, s.scores, s.weights,
-                                   s.segment.from(r, columns), row, reaches};
+                                   s.segment.from(r, dim), row, reaches};
         own.attend(piece.shared, t[2] + 1, t[2] + 1);
         own.end_segment();
-        store_tile(job, t, head, 1, row, columns);
+        store_tile(job, t, head, 1, row);
     }
 }
 
@@ -74,28 +71,29 @@ template <class Cache>
 void run_task(const Job& job, const Task& task, const Found<typename Cache::Softmax>& stored) {
     const Piece& piece = *task.piece;
     if (piece.count > 1) return attend_together<Cache>(job, piece, task.first_head, task.heads);
-    attend_tile<Cache>(job, piece.tiles, task.first_head, task.heads, task.keys, [&](const auto& rows, int64_t columns) {
-        if (!task.is_segment()) return store_tile(job, piece.tiles, task.first_head, task.heads, rows, columns);
+    attend_tile<Cache>(job, piece.tiles, task.first_head, task.heads, task.keys, [&](const auto& rows) {
+        if (!task.is_segment()) return store_tile(job, piece.tiles, task.first_head, task.heads, rows);
         const int64_t count = task.rows(job);
-        const auto to = stored.from(task.stored_at, columns);
-        std::copy(rows.out, rows.out + count * columns, to.out);
+        const auto to = stored.from(task.stored_at, job.dim);
+        std::copy(rows.out, rows.out + count * job.dim, to.out);
         std::copy(rows.softmax, rows.softmax + count, to.softmax);
     });
 }
 
 // Adds the segments of each tile in their order, as one thread does that reads them all.
 template <class Softmax>
-void add_segments(const Job& job, const std::vector<Task>& tasks, const Found<Softmax>& stored, int64_t columns) {
+void add_segments(const Job& job, const std::vector<Task>& tasks, const Found<Softmax>& stored) {
     for (auto first = tasks.begin(); first != tasks.end();) {
         auto task = first + 1;
-        const auto rows = stored.from(first->stored_at, columns);
-        for (; task != tasks.end() && first->is_segment() && task->is_of_same_rows(*first); ++task)
-            for (int64_t r = 0; r < task->rows(job); ++r) {
-                const auto later = stored.from(task->stored_at + r, columns);
-                softmax::merge(rows.softmax[r], rows.out + r * columns, *later.softmax, later.out, columns);
-            }
-        if (first->is_segment())
-            store_tile(job, first->piece->tiles, first->first_head, first->heads, rows, columns);
+        if (first->is_segment()) {
+            const auto rows = stored.from(first->stored_at, job.dim);
+            for (; task != tasks.end() && task->is_of_same_rows(*first); ++task)
+                for (int64_t r = 0; r < task->rows(job); ++r) {
+                    const auto later = stored.from(task->stored_at + r, job.dim);
+                    softmax::merge(rows.softmax[r], rows.out + r * job.dim, *later.softmax, later.out, job.dim);
+                }
+            store_tile(job, first->piece->tiles, first->first_head, first->heads, rows);
+        }
         first = task;
     }
 }
@@ -103,13 +101,13 @@ void add_segments(const Job& job, const std::vector<Task>& tasks, const Found<So
 template <class Cache>
 void run(const Job& job, int64_t tiles) {
     using Softmax = typename Cache::Softmax;
-    const int64_t threads = pool::shared().num_threads(), columns = Cache(job, 0, 0).columns();
+    const int64_t threads = pool::shared().num_threads();
     const std::vector<Piece> pieces = pieces_of(job, tiles, threads);
     const std::vector<Task> tasks = tasks_of(job, pieces, threads);
     int64_t num_stored = 0;
     for (const Task& task : tasks) num_stored += task.is_segment() ? task.rows(job) : 0;
     std::vector<Softmax> softmaxes(num_stored);
-    const Found<Softmax> stored{memory::scratch<struct Stored, float>(num_stored * columns), softmaxes.data()};
+    const Found<Softmax> stored{memory::scratch<struct Stored, float>(num_stored * job.dim), softmaxes.data()};
     struct KeepDenormals {};
     using Denormals = std::conditional_t<Cache::kFlushes, linear::FlushDenormals, KeepDenormals>;
     pool::parallel_for(tasks.size(), [&](int64_t task) {
@@ -117,7 +115,7 @@ void run(const Job& job, int64_t tiles) {
         run_task<Cache>(job, tasks[task], stored);
     });
     [[maybe_unused]] const Denormals denormals{};
-    add_segments(job, tasks, stored, columns);
+    add_segments(job, tasks, stored);
 }
 
 }  // namespace attention

@@ -32,11 +32,6 @@ struct Reach {
     int64_t first, end;
 };
 
-// KV heads whose rows are scored, weighed and added together.
-struct Part {
-    int64_t head, heads;
-};
-
 // Of a cache whose products have float32 inputs.
 struct ExactInputs {
     using Input = float;

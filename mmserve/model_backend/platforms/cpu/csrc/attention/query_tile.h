@@ -25,10 +25,10 @@ void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* sc
 // What rows found at some keys. The numbers are not yet divided by the softmax's sums.
 template <class Softmax>
 struct Found {
-    float* out;        // [rows, columns]
+    float* out;        // [rows, dim]
     Softmax* softmax;  // [rows]
 
-    Found from(int64_t row, int64_t columns) const { return {out + row * columns, softmax + row}; }
+    Found from(int64_t row, int64_t dim) const { return {out + row * dim, softmax + row}; }
 };
 
 // Room for all rows of a task.
@@ -41,18 +41,18 @@ struct Scratch {
     Softmax of_segment[kMaxRows], of_row[kMaxRows];
     Found<Softmax> segment, row;
 
-    Scratch(int64_t rows, int64_t group, int64_t dim, int64_t columns) {
-        float* out = memory::scratch<struct Results, float>(rows * (2 * columns + kKeyTile) + group * dim);
+    Scratch(int64_t rows, int64_t group, int64_t dim) {
+        float* out = memory::scratch<struct Results, float>(rows * (2 * dim + kKeyTile) + group * dim);
         segment = {out, of_segment};
-        row = {out + rows * columns, of_row};
-        scores = out + 2 * rows * columns;
+        row = {out + rows * dim, of_row};
+        scores = out + 2 * rows * dim;
         scaled = scores + rows * kKeyTile;
         q = memory::scratch<struct Queries, Input>(rows * (dim + kKeyTile));
         if constexpr (std::is_same_v<Input, float>)
             weights = scores;
         else
             weights = q + rows * dim;
-        std::fill(out, out + 2 * rows * columns, 0.f);
+        std::fill(out, out + 2 * rows * dim, 0.f);
     }
 };
 
@@ -65,7 +65,7 @@ struct QueryTile {
     int64_t rows;   // of one KV head
     int64_t heads;  // KV heads
     const Input* q;            // [heads, rows, dim]
-    float* scores;             // of a part: [heads, rows, kKeyTile]
+    float* scores;             // of a head: [rows, kKeyTile]
     Input* weights;            // the same; where the scores are if they have one type
     Found<Softmax> segment;    // in the last segment so far: [heads, rows]
     Found<Softmax> row;        // in all segments before it
@@ -76,35 +76,36 @@ struct QueryTile {
         for (int64_t first = from; first < end; first += kKeyTile) {
             if (first % kSegment == 0) end_segment();
             const int64_t last = std::min(end, first + kKeyTile);
-            for_each_part(cache, heads, [&](const Part& part) {
-                const int64_t at = part.head * rows;
-                score_part(cache, part, q + at * cache.dim, rows, first, last, fetched_end, first == from, scores);
-                for (int64_t h = 0; h < part.heads; ++h) weigh(at + h * rows, first, last, h * rows * kKeyTile);
-                add_part(cache, part, weights, rows, first, last, fetched_end, segment.out + at * cache.columns());
-            });
+            // Each head alone: faster than the scores of all heads and then the values of all.
+            for (int64_t head = 0; head < heads; ++head) {
+                const int64_t at = head * rows;
+                score_part(cache, head, q + at * cache.dim, rows, first, last, fetched_end, first == from, scores);
+                weigh(at, first, last);
+                add_part(cache, head, weights, rows, first, last, fetched_end, segment.out + at * cache.dim);
+            }
         }
     }
 
     // Adds the last segment to the rows, and begins another one.
     void end_segment() const {
-        const int64_t columns = cache.columns();
+        const int64_t dim = cache.dim;
         for (int64_t r = 0; r < heads * rows; ++r) {
             Softmax& last = segment.softmax[r];
             if (last.largest == softmax::kMinusInfinity) continue;  // nothing was found
-            float* out = segment.out + r * columns;
-            softmax::merge(row.softmax[r], row.out + r * columns, last, out, columns);
+            float* out = segment.out + r * dim;
+            softmax::merge(row.softmax[r], row.out + r * dim, last, out, dim);
             last = {};
-            std::fill(out, out + columns, 0.f);
+            std::fill(out, out + dim, 0.f);
         }
     }
 
 private:
-    // Turns a head's scores of the keys [first, last) into weights. Its first row and score are `r` and `at`.
-    void weigh(int64_t r, int64_t first, int64_t last, int64_t at) const {
-        const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock, columns = cache.columns();
-        for (int64_t i = 0; i < rows; ++i, ++r, at += kKeyTile)
-            segment.softmax[r].update(scores + at, reaches[i].first - first, reaches[i].end - first, scored, weights + at,
-                                      segment.out + r * columns, columns);
+    // Turns a head's scores of the keys [first, last) into weights. Its first row is `row_at`.
+    void weigh(int64_t row_at, int64_t first, int64_t last) const {
+        const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock, dim = cache.dim;
+        for (int64_t i = 0; i < rows; ++i)
+            segment.softmax[row_at + i].update(scores + i * kKeyTile, reaches[i].first - first, reaches[i].end - first,
+                                               scored, weights + i * kKeyTile, segment.out + (row_at + i) * dim, dim);
     }
 };
 

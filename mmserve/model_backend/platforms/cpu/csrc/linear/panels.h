@@ -58,16 +58,18 @@ struct Weights {
     Vector of[C];
 };
 
-template <int C>
-inline Weights<C> load(const float* from) {
+// kNear vectors follow each other, and the next ones are `apart` numbers further.
+template <int C, int kNear = C>
+inline Weights<C> load(const float* from, int64_t apart = 0) {
     Weights<C> weights;
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c)
-        weights.of[c] = tile::keep_in_register(tile::load<Vector>(from + c * tile::kLanes<Vector>));
+        weights.of[c] =
+            tile::keep_in_register(tile::load<Vector>(from + c / kNear * apart + c % kNear * tile::kLanes<Vector>));
     return weights;
 }
 
-// Vector c of pairs of inputs: kNear vectors follow each other, and the next ones are `apart` numbers further.
+// Vector c of pairs of inputs, with kNear and `apart` as above.
 template <int kNear>
 inline const uint16_t* word_vector(const uint16_t* from, int64_t apart, int c) {
     return from + c / kNear * apart + 2 * (c % kNear) * tile::kLanes<Vector>;

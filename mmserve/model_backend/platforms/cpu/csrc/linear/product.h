@@ -22,9 +22,10 @@ struct Exact : Float32 {
     static Rows<float> inputs(const Job& job) { return unrounded(job); }
     static constexpr bool kFlushes = false;
 
-    template <int M, int C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const float* weights) {
-        sums.add(x, stride, load<C>(weights).of);
+    template <int M, int C, int kNear = C>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const float* weights,
+                                           int64_t apart = 0) {
+        sums.add(x, stride, load<C, kNear>(weights, apart).of);
     }
 };
 
