@@ -178,6 +178,7 @@ class _WithoutResult(Ranks):
 def test_a_rank_that_loses_its_peer_ends(llava: Started) -> None:
     """A rank that kept waiting for the other one would prevent the supervisor from restarting the engine."""
     ranks = llava.ranks
+    ranks.send(StepPlan(step_id=0))  # connects to both, if no test did before
     ranks.processes[1].kill()
     ranks.processes[1].wait(30)
     driver = Driver(_WithoutResult(**vars(ranks)))
