@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import get_args
 
-import torch
-
 from benchmarks.answers.engine import Engine
 from benchmarks.load import report
+from benchmarks.machine_rates import reading
 from mmserve.config.config import Config
 from mmserve.config.fields import Quantization
-from mmserve.model_backend.platforms.cpu.library import build, levels
-from mmserve.model_backend.platforms.cpu.linear import weight_memory
 
 _CLOSE = 0.1
 """Two reads agree if they differ by less than this part of the slower one."""
@@ -85,16 +82,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--json", metavar="PATH", help="write the rows")
     return parser.parse_args()
-
-
-def reading(nbytes: int) -> Callable[[], None]:
-    """Reads so many bytes once, by the threads that compute the steps."""
-    rows = 64
-    numbers = weight_memory.empty((rows, nbytes // rows // 4), torch.float32).fill_(1.0)  # written, or it is one page
-    finite = torch.empty(rows, dtype=torch.bool)
-    kernels = build.build_and_load(levels.of_this_cpu()[0])
-    size = numbers.shape[1]
-    return lambda: kernels.mm_finite(numbers.data_ptr(), size, rows, size, finite.data_ptr())
 
 
 def measure(step: Callable[[], None], read: Callable[[], None], count: int) -> list[Round]:

@@ -14,21 +14,24 @@ from mmserve.model_backend.platforms.cpu.threads import set_threads
 
 SQUARE = 2048
 """Of the matrix whose product shows torch's best rate."""
+_ROWS, _READ_NBYTES = 64, 256 << 20
 _PAUSE_S = 0.03
 """Before each measurement: threads of the variant before spin for some time."""
 
 
 def read_rate(threads: int, rounds: int) -> float:
     """Bytes a second, of rows that are looked at once (``mm_finite``)."""
-    rows, size = 64, 1 << 20
+    set_threads(build.build_and_load(levels.of_this_cpu()[0]), threads)
+    return _READ_NBYTES / least_s({"": reading(_READ_NBYTES)}, 3 * rounds)[""]
+
+
+def reading(nbytes: int) -> Callable[[], None]:
+    """Reads so many bytes, rounded down to a multiple of 256, once, with the threads that the kernels have."""
+    rows, size = _ROWS, nbytes // _ROWS // torch.float32.itemsize
     numbers = weight_memory.empty((rows, size), torch.float32).fill_(1.0)  # written, or all reads are of one page
     finite = torch.empty(rows, dtype=torch.bool)
     kernels = build.build_and_load(levels.of_this_cpu()[0])
-    set_threads(kernels, threads)
-    looked = least_s(
-        {"": lambda: kernels.mm_finite(numbers.data_ptr(), size, rows, size, finite.data_ptr())}, 3 * rounds
-    )
-    return numbers.nbytes / looked[""]
+    return lambda: kernels.mm_finite(numbers.data_ptr(), size, rows, size, finite.data_ptr())
 
 
 def square_rate(dtype: torch.dtype, rounds: int) -> float:
