@@ -29,13 +29,6 @@ constexpr int kRegisters = 16;
 #endif
 constexpr int kMaxRows = 6;  // with 16 columns: 12 sums of 16 registers, or 24 of 32
 
-// What sums of 8 columns are made of. GCC keeps vectors larger than a register in memory.
-#ifdef __aarch64__
-using Columns = f32x4;
-#else
-using Columns = f32x8;
-#endif
-
 template <class V>
 constexpr int64_t kLanes = sizeof(V) / sizeof(float);
 
@@ -210,22 +203,6 @@ struct Sums {
         epilogue.store_rows(rows, kColumns, M, columns, out, ldc);
     }
 };
-
-// out[M, columns] = epilogue(A[M, K] B), of C vectors of 8 columns. Row k of B is at b + k * ldb.
-template <int M, int C>
-inline void product(int64_t K, const float* a, int64_t lda, const float* b, int64_t ldb, float* out, int64_t ldc,
-                    const Epilogue& epilogue) {
-    constexpr int kVectors = 8 / kLanes<Columns> * C;
-    Sums<Columns, M, kVectors> sums;
-    for (int64_t k = 0; k < K; ++k) {
-        Columns row[kVectors];
-#pragma GCC unroll 16
-        for (int c = 0; c < kVectors; ++c)
-            row[c] = keep_in_register(load<Columns>(b + k * ldb + kLanes<Columns> * c));
-        sums.add(a + k, lda, row);
-    }
-    sums.store(out, ldc, epilogue);
-}
 
 // Calls run(M) with the number of rows, at most kMost, as a compile-time constant, so that sums can be registers.
 template <int kMost = kMaxRows, class Run>
