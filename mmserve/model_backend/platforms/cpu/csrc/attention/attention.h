@@ -90,7 +90,7 @@ void add_segments(const Job& job, const std::vector<Task>& tasks, const Found<So
             for (; task != tasks.end() && task->is_of_same_rows(*first); ++task)
                 for (int64_t r = 0; r < task->rows(job); ++r) {
                     const auto later = stored.from(task->stored_at + r, job.dim);
-                    softmax::merge(rows.softmax[r], rows.out + r * job.dim, *later.softmax, later.out, job.dim);
+                    merge(rows.softmax[r], rows.out + r * job.dim, *later.softmax, later.out, job.dim);
                 }
             store_tile(job, first->piece->tiles, first->first_head, first->heads, rows);
         }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "aligned_memory.h"
-#include "attention/rounded_softmax.h"
+#include "attention/online_softmax.h"
 #include "attention/transpose.h"
 #include "linear/linear.h"
 #include "softmax.h"
@@ -114,7 +114,7 @@ void scale_inputs(const float* x, float scale, int64_t size, typename Mode::Inpu
 }
 
 template <class Mode>
-using SoftmaxOf = std::conditional_t<Mode::kFlushes, attention::RoundedSoftmax, softmax::OnlineSoftmax>;
+using SoftmaxOf = attention::OnlineSoftmax<Mode::kFlushes>;
 
 // The rows of one sequence, and the tiles of its keys for each head.
 template <class Mode>

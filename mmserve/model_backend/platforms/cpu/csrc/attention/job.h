@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "softmax.h"
+#include "attention/online_softmax.h"
 
 namespace attention {
 
@@ -35,7 +35,7 @@ struct Reach {
 // Of a cache whose products have float32 inputs.
 struct ExactInputs {
     using Input = float;
-    using Softmax = softmax::OnlineSoftmax;
+    using Softmax = OnlineSoftmax<false>;
     static constexpr bool kFlushes = false;
 
     static void store_inputs(const float* x, int64_t size, float* out) { std::copy(x, x + size, out); }

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "attention/job.h"
-#include "attention/rounded_softmax.h"
+#include "attention/online_softmax.h"
 #include "linear/inputs.h"
 #include "linear/panels.h"
 #include "linear/product.h"
@@ -25,7 +25,7 @@ struct Inputs : ExactInputs {};
 template <>
 struct Inputs<linear::Rounded> {
     using Input = linear::Rounded::Input;
-    using Softmax = RoundedSoftmax;
+    using Softmax = OnlineSoftmax<true>;
     static constexpr bool kFlushes = true;
 
     static void store_inputs(const float* x, int64_t size, Input* out) { linear::round_inputs(x, size, out); }
@@ -34,9 +34,18 @@ struct Inputs<linear::Rounded> {
 inline void store_numbers(const float* x, int64_t count, float* out) { std::copy(x, x + count, out); }
 inline void store_numbers(const float* x, int64_t count, uint16_t* out) { linear::round_row(x, count, out); }
 
+constexpr int64_t kTileBlocks = kKeyTile / kBlock;
+
+// Of one head and one key tile.
+template <class Number>
+struct TileBlocks {
+    const Number *keys[kTileBlocks], *values[kTileBlocks];
+};
+
 // Keys and values of consecutive KV heads of one sequence.
-template <class Mode>
-struct KvCache : Inputs<Mode> {
+template <class ProductMode>
+struct KvCache : Inputs<ProductMode> {
+    using Mode = ProductMode;
     using Number = typename Mode::Number;
     static constexpr int64_t kDepth = Mode::kDepth;
     const Number* blocks;
@@ -49,10 +58,16 @@ struct KvCache : Inputs<Mode> {
           kv_heads(job.kv_heads),
           dim(job.dim) {}
 
-    const Number* key(int64_t token, int64_t head) const {
-        return blocks + (table[token / kBlock] * kv_heads + head) * 2 * kBlock * dim;
+    // The blocks of one head in the key tile that begins at `first`. In place of those from the token `end` on: `others`.
+    TileBlocks<Number> tile_blocks(int64_t first, int64_t end, int64_t head, const TileBlocks<Number>& others) const {
+        TileBlocks<Number> found = others;
+        const int64_t count = std::clamp<int64_t>((end - first + kBlock - 1) / kBlock, 0, kTileBlocks);
+        for (int64_t b = 0; b < count; ++b) {
+            found.keys[b] = blocks + (table[first / kBlock + b] * kv_heads + head) * 2 * kBlock * dim;
+            found.values[b] = found.keys[b] + kBlock * dim;
+        }
+        return found;
     }
-    const Number* value(int64_t token, int64_t head) const { return key(token, head) + kBlock * dim; }
 
     // kv: [2, kv_heads, dim] of one token.
     static void store(Number* layer_kv, int64_t slot, const float* kv, int64_t kv_heads, int64_t dim) {
@@ -84,11 +99,12 @@ constexpr int kBlockVectors = kBlock / tile::kLanes<linear::Vector>;
 // Of the loops over sums that fill the registers. If there are only 16, GCC 12 keeps sums of an unrolled loop in memory.
 constexpr int kUnrolled = tile::kRegisters > 16 ? 8 : 1;
 
-// Scores of M rows and B blocks of one head. Prefetches other blocks, of keys and of values.
+// Scores of M rows and B blocks of one head. Prefetches other blocks, of keys and of values. Not inline, as add_columns is not:
+// else GCC 12 keeps some sums in memory.
 template <class Mode, int M, int B>
-void score_blocks(const typename Mode::Input* q, int64_t dim, const typename Mode::Number* const (&keys)[B],
-                  const typename Mode::Number* const (&ahead)[B], const typename Mode::Number* const (&beside)[B],
-                  float* scores) {
+[[gnu::noinline]] void score_blocks(const typename Mode::Input* q, int64_t dim, const typename Mode::Number* const* keys,
+                                    const typename Mode::Number* const* ahead, const typename Mode::Number* const* beside,
+                                    float* scores) {
     linear::Sums<M, B * kBlockVectors> sums;
     const int64_t apart = keys[B - 1] - keys[0];
 #pragma GCC unroll kUnrolled
@@ -103,69 +119,61 @@ void score_blocks(const typename Mode::Input* q, int64_t dim, const typename Mod
     sums.store(scores, kKeyTile, {});
 }
 
-// Scores of a head's rows and tokens [first, last), a key tile or the begin of one, of a sequence of `end` tokens. Prefetches
-// the keys of the next tile, and this tile's values if `is_first`: those of others are prefetched by add_part.
+// Scores of a head's rows and the first `tokens` tokens of a key tile. Prefetches the keys of the next tile, and this tile's
+// values if `is_first`: those of others are prefetched by add_part.
 template <class Mode>
-void score_part(const KvCache<Mode>& cache, int64_t head, const typename Mode::Input* q, int64_t rows,
-                int64_t first, int64_t last, int64_t end, bool is_first, float* scores) {
+void score_part(const TileBlocks<typename Mode::Number>& here, const TileBlocks<typename Mode::Number>& next, bool is_first,
+                int64_t dim, const typename Mode::Input* q, int64_t rows, int64_t tokens, float* scores) {
+    const int64_t blocks = (tokens + kBlock - 1) / kBlock;
     linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
+        const auto& ahead = row ? here.keys : next.keys;
+        const auto& beside = row || !is_first ? here.keys : here.values;
         tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
             constexpr int kTogether = 2 * m * kBlockVectors <= linear::kMaxSums ? 2 : 1;
-            const auto score = [&]<int B>(int64_t token, std::integral_constant<int, B>) {
-                const typename Mode::Number *keys[B], *ahead[B], *beside[B];
-                for (int b = 0; b < B; ++b) {
-                    const int64_t from = token + b * kBlock, next = from + kKeyTile;
-                    keys[b] = cache.key(from, head);
-                    ahead[b] = row || next >= end ? keys[b] : cache.key(next, head);
-                    beside[b] = row || !is_first ? keys[b] : cache.value(from, head);
-                }
-                score_blocks<Mode, m, B>(q + row * cache.dim, cache.dim, keys, ahead, beside,
-                                         scores + row * kKeyTile + token - first);
-            };
-            int64_t token = first;
-            for (; token + (kTogether - 1) * kBlock < last; token += kTogether * kBlock)
-                score(token, std::integral_constant<int, kTogether>());
-            for (; token < last; token += kBlock) score(token, std::integral_constant<int, 1>());
+            float* to = scores + row * kKeyTile;
+            int64_t b = 0;
+            for (; b + kTogether <= blocks; b += kTogether)
+                score_blocks<Mode, m, kTogether>(q + row * dim, dim, here.keys + b, ahead + b, beside + b, to + b * kBlock);
+            for (; b < blocks; ++b)
+                score_blocks<Mode, m, 1>(q + row * dim, dim, here.keys + b, ahead + b, beside + b, to + b * kBlock);
         });
     });
 }
 
-// out += weights values, of M rows, C vectors of columns from `column` on, and tokens [first, last) of one head. Behind
-// the last token there may be values of another sequence, which must not be used: zeros take their place.
+// out += weights values, of M rows, C vectors of columns from `column` on, and the first `tokens` tokens of a key tile.
+// Behind the last token there may be values of another sequence, which must not be used: zeros take their place.
 template <class Mode, int M, int C>
-void add_columns(const KvCache<Mode>& cache, const typename Mode::Input* weights, int64_t head, int64_t column,
-                 int64_t first, int64_t last, int64_t end, float* out) {
+[[gnu::noinline]] void add_columns(const typename Mode::Number* const* blocks, const typename Mode::Number* const* next,
+                                   int64_t dim, const typename Mode::Input* weights, int64_t column, int64_t tokens,
+                                   float* out) {
     constexpr int64_t kDepth = Mode::kDepth;
-    const int64_t dim = cache.dim;
     linear::Sums<M, C> sums;
-    for (int64_t block = first; block < last; block += kBlock) {
-        const auto* values = cache.value(block, head) + kDepth * column;
-        const auto* ahead = block + kKeyTile < end ? cache.value(block + kKeyTile, head) + kDepth * column : values;
-        const int64_t tokens = std::min(kBlock, last - block);
-        const auto* from = weights + block - first;
+    for (int64_t first = 0; first < tokens; first += kBlock, weights += kBlock) {
+        const auto* values = *blocks++ + kDepth * column;
+        const auto* ahead = *next++ + kDepth * column;
+        const int64_t count = std::min(kBlock, tokens - first);
 #pragma GCC unroll kUnrolled
-        for (int64_t token = 0; token + kDepth <= tokens; token += kDepth, values += kDepth * dim, ahead += kDepth * dim) {
+        for (int64_t token = 0; token + kDepth <= count; token += kDepth, values += kDepth * dim, ahead += kDepth * dim) {
             prefetch(ahead, kDepth * sums.kColumns);
-            Mode::template add<M, C>(sums, from + token, kKeyTile, values);
+            Mode::template add<M, C>(sums, weights + token, kKeyTile, values);
         }
         if constexpr (kDepth == 2)
-            if (tokens % 2) {
+            if (count % 2) {
                 typename Mode::Number only[2 * sums.kColumns] = {};
                 for (int64_t i = 0; i < 2 * sums.kColumns; i += 2) only[i] = values[i];
-                Mode::template add_last<M, C>(sums, from + tokens - 1, kKeyTile, only);
+                Mode::template add_last<M, C>(sums, weights + count - 1, kKeyTile, only);
             }
     }
     sums.store(out, dim, {nullptr, true});
 }
 
-// Adds the weighted values of tokens [first, last), a key tile or the begin of one. Prefetches those of the next tile.
+// Adds the weighted values of the first `tokens` tokens of a key tile. Prefetches those of the next tile.
 template <class Mode>
-void add_part(const KvCache<Mode>& cache, int64_t head, const typename Mode::Input* weights, int64_t rows,
-              int64_t first, int64_t last, int64_t end, float* out) {
-    const int64_t dim = cache.dim;
+void add_part(const TileBlocks<typename Mode::Number>& here, const TileBlocks<typename Mode::Number>& next, int64_t dim,
+              const typename Mode::Input* weights, int64_t rows, int64_t tokens, float* out) {
     linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
         const auto* from = weights + row * kKeyTile;
-        const int64_t prefetched = row ? 0 : end;
+        const auto& ahead = row ? here.values : next.values;
         float* to = out + row * dim;
         tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
             constexpr int kWide = 2 * linear::kTileVectors;
@@ -173,9 +181,9 @@ void add_part(const KvCache<Mode>& cache, int64_t head, const typename Mode::Inp
             constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
             int64_t i = 0;
             for (; i + kColumns <= dim; i += kColumns)
-                add_columns<Mode, m, kVectors>(cache, from, head, i, first, last, prefetched, to + i);
+                add_columns<Mode, m, kVectors>(here.values, ahead, dim, from, i, tokens, to + i);
             for (; i < dim; i += kBlock)
-                add_columns<Mode, m, kBlockVectors>(cache, from, head, i, first, last, prefetched, to + i);
+                add_columns<Mode, m, kBlockVectors>(here.values, ahead, dim, from, i, tokens, to + i);
         });
     });
 }

@@ -78,10 +78,12 @@ struct QueryTile {
             const int64_t last = std::min(end, first + kKeyTile);
             // Each head alone: faster than the scores of all heads and then the values of all.
             for (int64_t head = 0; head < heads; ++head) {
-                const int64_t at = head * rows;
-                score_part(cache, head, q + at * cache.dim, rows, first, last, fetched_end, first == from, scores);
+                const auto here = cache.tile_blocks(first, last, head, {});
+                const auto next = cache.tile_blocks(first + kKeyTile, fetched_end, head, here);
+                const int64_t at = head * rows, dim = cache.dim;
+                score_part<typename Cache::Mode>(here, next, first == from, dim, q + at * dim, rows, last - first, scores);
                 weigh(at, first, last);
-                add_part(cache, head, weights, rows, first, last, fetched_end, segment.out + at * cache.dim);
+                add_part<typename Cache::Mode>(here, next, dim, weights, rows, last - first, segment.out + at * dim);
             }
         }
     }
@@ -93,7 +95,7 @@ struct QueryTile {
             Softmax& last = segment.softmax[r];
             if (last.largest == softmax::kMinusInfinity) continue;  // nothing was found
             float* out = segment.out + r * dim;
-            softmax::merge(row.softmax[r], row.out + r * dim, last, out, dim);
+            merge(row.softmax[r], row.out + r * dim, last, out, dim);
             last = {};
             std::fill(out, out + dim, 0.f);
         }
