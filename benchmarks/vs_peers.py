@@ -190,8 +190,16 @@ def _counted(load: Workload, options: argparse.Namespace) -> Workload:
 
 
 def _medians(measure: Callable[[int], dict[str, float]], repeats: int) -> dict[str, float]:
-    """Medians over the repeats, after a warm-up with seed -1."""
-    return report.median_row([measure(seed) for seed in range(-1, repeats)][1:])
+    """Medians over the repeats, after a warm-up with seed -1. Each repeat is printed when it ends: a run takes long and
+    may be stopped before the tables.
+    """
+    rows = list[dict[str, float]]()
+    for seed in range(-1, repeats):
+        row = measure(seed)
+        if seed >= 0:
+            print("  " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()), flush=True)
+            rows.append(row)
+    return report.median_row(rows)
 
 
 if __name__ == "__main__":
