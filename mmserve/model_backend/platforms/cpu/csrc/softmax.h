@@ -1,8 +1,6 @@
 // The exponential function, and the logistic function.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <type_traits>
 
@@ -14,8 +12,8 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kToInteger = 0x1.8p23f + 127;  // added to n, leaves the exponent of 2^n, as a float has it, in the lowest bits
 
-// Calls step(i) for each of N vectors. The functions of several vectors take one step of all of them before the next step: a
-// CPU that waits for the result of one vector's computes the others meanwhile.
+// Calls step(i) for each of N vectors. Functions of several vectors compute each step for all of them before the next step, so
+// that the CPU has independent operations to execute while results are not ready.
 template <int N, class Step>
 [[gnu::always_inline]] inline void for_each_vector(const Step& step) {
 #pragma GCC unroll 8
