@@ -4,14 +4,14 @@
 
 #include <cstdint>
 
+#include "exponential.h"
 #include "linear/panels.h"
-#include "softmax.h"
 #include "tile.h"
 
 namespace activations {
 
+using exponentials::sigmoid;
 using linear::Vector;
-using softmax::sigmoid;
 using tile::f32x8;
 
 inline f32x8 silu(f32x8 x) {
@@ -29,7 +29,7 @@ inline f32x8 gelu(f32x8 x) {
     const f32x8 t = 1.f / (1.f + 0.3275911f * z);
     f32x8 y = tile::broadcast(1.061405429f);
     for (float c : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) y = y * t + c;
-    const f32x8 tail = 0.5f * y * t * softmax::exponential(-z * z);
+    const f32x8 tail = 0.5f * y * t * exponentials::exponential(-z * z);
     return x * (x < zero ? tail : 1.f - tail);
 }
 
@@ -41,7 +41,7 @@ inline f32x8 quick_gelu(f32x8 x) {
 template <class V>
 inline V short_silu(V x, float scale) {
     const V highest = tile::broadcast<V>(88.f), power = -scale * x;  // exp(88) is below the largest float
-    return x / (1.f + softmax::short_exponential(tile::minimum<V>(highest, power), 0.f));
+    return x / (1.f + exponentials::short_exponential(tile::minimum<V>(highest, power), 0.f));
 }
 
 // x (0.5 + y P(y^2)), where y is x or the nearest number within 4.5 of zero, and x at least -4.5: below, the second factor

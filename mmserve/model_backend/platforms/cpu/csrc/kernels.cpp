@@ -15,7 +15,6 @@
 #include "linear/tiled_linear.h"
 #include "norms.h"
 #include "sampling.h"
-#include "softmax.h"
 
 namespace {
 

@@ -14,7 +14,6 @@
 #include "attention/online_softmax.h"
 #include "attention/transpose.h"
 #include "linear/linear.h"
-#include "softmax.h"
 #include "thread_pool.h"
 
 namespace encoder_attention {

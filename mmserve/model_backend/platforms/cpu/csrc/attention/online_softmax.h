@@ -5,12 +5,15 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
+#include "exponential.h"
 #include "linear/inputs.h"
-#include "softmax.h"
 #include "tile.h"
 
 namespace attention {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // Whether any number is larger. Sooner known than the largest number, which is seldom needed.
 inline bool exceeds(linear::Vector x, float bound) {
@@ -31,7 +34,7 @@ struct OnlineSoftmax {
     static constexpr int64_t kLanes = tile::kLanes<Vector>, kParts = 16 / kLanes;
     // The sums are seldom rescaled: weights may be as large as exp(kSlack), which float32 and bfloat16 hold as well as 1.
     static constexpr float kSlack = 8.f;
-    float largest = softmax::kMinusInfinity;  // or up to kSlack less than the largest score
+    float largest = kMinusInfinity;  // or up to kSlack less than the largest score
     Vector sums[kParts] = {};
 
     // Turns the row's next scores into weights, perhaps in place, relative to about the largest score so far. Rescales the
@@ -41,20 +44,20 @@ struct OnlineSoftmax {
     [[gnu::noinline]] void update(float* scores, int64_t hidden, int64_t visible, int64_t count, Input* weights, float* out,
                                   int64_t dim) {
         if (hidden >= count) return std::fill(weights, weights + count, Input{});
-        for (int64_t j = 0; j < hidden; ++j) scores[j] = softmax::kMinusInfinity;
-        for (int64_t j = std::max<int64_t>(0, visible); j < count; ++j) scores[j] = softmax::kMinusInfinity;
+        for (int64_t j = 0; j < hidden; ++j) scores[j] = kMinusInfinity;
+        for (int64_t j = std::max<int64_t>(0, visible); j < count; ++j) scores[j] = kMinusInfinity;
         Vector highest = tile::load<Vector>(scores);
         for (int64_t j = kLanes; j < count; j += kLanes)
             highest = tile::maximum(highest, tile::load<Vector>(scores + j));
         if (exceeds(highest, largest + kSlack)) rescale(tile::horizontal_max(highest), out, dim);
         Vector totals[kParts];  // in registers
-        softmax::for_each_vector<kParts>([&](int i) { totals[i] = sums[i]; });
+        exponentials::for_each_vector<kParts>([&](int i) { totals[i] = sums[i]; });
         const float shift = largest;
         constexpr int64_t kTogether = 4 * kLanes;
         int64_t j = 0;
         for (; j + kTogether <= count; j += kTogether) weigh<4>(scores + j, shift, weights + j, totals);
         for (; j < count; j += 16) weigh<kParts>(scores + j, shift, weights + j, totals);
-        softmax::for_each_vector<kParts>([&](int i) { sums[i] = totals[i]; });
+        exponentials::for_each_vector<kParts>([&](int i) { sums[i] = totals[i]; });
     }
 
     float sum() const {
@@ -67,15 +70,15 @@ private:
     template <int N>
     [[gnu::always_inline]] static void weights_of(Vector (&x)[N], float shift) {
         if constexpr (kRounds) {
-            softmax::short_exponential(x, shift);
+            exponentials::short_exponential(x, shift);
         } else {
-            softmax::for_each_vector<N>([&](int i) { x[i] = x[i] - shift; });
-            softmax::exponential(x);
+            exponentials::for_each_vector<N>([&](int i) { x[i] = x[i] - shift; });
+            exponentials::exponential(x);
         }
     }
 
     void rescale(float top, float* out, int64_t dim) {
-        if (largest != softmax::kMinusInfinity) {  // else there is nothing
+        if (largest != kMinusInfinity) {  // else there is nothing
             Vector scale[1] = {tile::broadcast<Vector>(largest)};
             weights_of(scale, top);
             for (int64_t i = 0; i < dim; ++i) out[i] *= scale[0][0];
@@ -88,13 +91,13 @@ private:
     template <int N, class Input>
     [[gnu::always_inline]] static void weigh(const float* scores, float shift, Input* weights, Vector (&totals)[kParts]) {
         Vector numbers[N];
-        softmax::for_each_vector<N>([&](int i) { numbers[i] = tile::load<Vector>(scores + i * kLanes); });
+        exponentials::for_each_vector<N>([&](int i) { numbers[i] = tile::load<Vector>(scores + i * kLanes); });
         weights_of(numbers, shift);
-        softmax::for_each_vector<N>([&](int i) { totals[i % kParts] += numbers[i]; });
+        exponentials::for_each_vector<N>([&](int i) { totals[i % kParts] += numbers[i]; });
         if constexpr (kRounds)
             linear::store_inputs(numbers, weights);
         else
-            softmax::for_each_vector<N>([&](int i) { tile::store(weights + i * kLanes, numbers[i]); });
+            exponentials::for_each_vector<N>([&](int i) { tile::store(weights + i * kLanes, numbers[i]); });
     }
 };
 
@@ -102,8 +105,8 @@ private:
 // output, which are not yet divided by the sums. Those with the smaller largest score are scaled to the other's.
 template <class Softmax>
 void merge(Softmax& row, float* out, const Softmax& later, const float* later_out, int64_t columns) {
-    if (later.largest == softmax::kMinusInfinity) return;
-    if (row.largest == softmax::kMinusInfinity) {
+    if (later.largest == kMinusInfinity) return;
+    if (row.largest == kMinusInfinity) {
         row = later;
         std::copy(later_out, later_out + columns, out);
         return;

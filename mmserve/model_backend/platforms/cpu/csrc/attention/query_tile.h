@@ -7,7 +7,7 @@
 
 #include "aligned_memory.h"
 #include "attention/job.h"
-#include "softmax.h"
+#include "attention/online_softmax.h"
 
 namespace attention {
 
@@ -93,7 +93,7 @@ struct QueryTile {
         const int64_t dim = cache.dim;
         for (int64_t r = 0; r < heads * rows; ++r) {
             Softmax& last = segment.softmax[r];
-            if (last.largest == softmax::kMinusInfinity) continue;  // nothing was found
+            if (last.largest == kMinusInfinity) continue;  // nothing was found
             float* out = segment.out + r * dim;
             merge(row.softmax[r], row.out + r * dim, last, out, dim);
             last = {};

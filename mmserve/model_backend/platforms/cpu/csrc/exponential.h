@@ -1,14 +1,12 @@
 // The exponential function, and the logistic function.
 #pragma once
 
-#include <limits>
 #include <type_traits>
 
 #include "tile.h"
 
-namespace softmax {
+namespace exponentials {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kToInteger = 0x1.8p23f + 127;  // added to n, leaves the exponent of 2^n, as a float has it, in the lowest bits
 
@@ -96,4 +94,4 @@ inline tile::f32x8 sigmoid(tile::f32x8 x) {
     return (x < zero ? e : zero + 1.f) / (1.f + e);
 }
 
-}  // namespace softmax
+}  // namespace exponentials
