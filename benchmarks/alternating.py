@@ -4,6 +4,8 @@
 
 A round is one run of the load on each server, every second one in the opposite order. Its ratio is that of the first
 server's figure to another's in the same round. While one server answers, the others are idle but hold their memory.
+``of_limit`` is the least time of the load on this machine (``benchmarks.peers.roofline``) divided by a server's median
+time, each with the tokens that the first server computes.
 ``--load`` is a load of text (benchmarks/README.md), started with the same limits as by ``benchmarks.vs_peers``.
 """
 
@@ -21,8 +23,11 @@ from benchmarks.load.named import LONG, WORKLOADS
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload
 from benchmarks.peers import roofline
+from benchmarks.peers.limits import SHARE
 from benchmarks.peers.loads import groups
 from benchmarks.peers.servers import MODELS, PEERS, Setup, started
+from mmserve.checkpoint.load import load as load_model
+from mmserve.checkpoint.spec import ModelSpec
 
 LOADS = {name: load for name, load in {**WORKLOADS, **LONG}.items() if not load.images}
 FIGURES = ("tokens_per_s", "ttft_p50_ms", "itl_p50_ms")
@@ -40,7 +45,7 @@ def main() -> None:
         flush=True,
     )
     capacity = next(groups([load.name], options.peers)).capacity
-    roofline.measure(dtype)
+    rates = roofline.measure(dtype)
     with contextlib.ExitStack() as stack:
         targets = []
         for number, name in enumerate(options.server):
@@ -49,8 +54,9 @@ def main() -> None:
             server = started(peer, setup.home / MODELS["text"], capacity, setup)
             targets.append(stack.enter_context(server)[0])
         rounds = measured(targets, load, options.rounds)
-    roofline.measure(dtype)
-    print(report.table(medians(rounds)))
+    rates = rates.best(roofline.measure(dtype))
+    least_s = least_seconds(load, load_model(options.peers / MODELS["text"]), rounds, rates, dtype)
+    print(report.table(medians(rounds, least_s)))
     print(report.table(ratios(rounds)))
     report.write_json(options.json, [{"server": name, **row} for name, rows in rounds.items() for row in rows])
 
@@ -88,10 +94,20 @@ def measured(targets: list[Target], load: Workload, count: int) -> Rounds:
     return rounds
 
 
-def medians(rounds: Rounds) -> list[report.Row]:
-    """A row for each server."""
+def least_seconds(load: Workload, model: ModelSpec, rounds: Rounds, rates: roofline.Rates, dtype: str) -> float:
+    """Of one request of the load on this machine, with the tokens that the first server computed."""
+    ours = next(iter(rounds.values()))
+    prompt, cached = (median(row[name] for row in ours) for name in ("prompt_tokens", "cached_tokens"))
+    work = roofline.work(load, model, roofline.Tokens(prompt, cached), dtype)
+    return (work / load.requests).least_s(rates)
+
+
+def medians(rounds: Rounds, least_s: float) -> list[report.Row]:
+    """A row for each server. ``least_s``: see ``least_seconds``."""
     return [
-        {"server": name, **{figure: median(row[figure] for row in rows) for figure in FIGURES}}
+        {"server": name}
+        | {figure: median(row[figure] for row in rows) for figure in FIGURES}
+        | {SHARE: least_s * median(row["requests_per_s"] for row in rows)}
         for name, rows in rounds.items()
     ]
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import alternating
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload
+from benchmarks.peers.roofline import Rates, Tokens, work
+from mmserve.checkpoint.load import load as load_model
+from tests.fakes.models.checkpoints import make_llama
 
 LOAD = Workload("W", 1, 1, 10, 10)
 TARGETS = [Target("ours", "http://a", "m", None), Target("theirs", "http://b", "m", None)]
@@ -27,6 +32,16 @@ def test_every_second_round_has_the_opposite_order_and_the_first_is_not_counted(
         ("ours", -1), ("theirs", -1), ("theirs", 0), ("ours", 0), ("ours", 1), ("theirs", 1)
     ]  # fmt: skip
     assert [row["tokens_per_s"] for row in rounds["ours"]] == [10, 11]
+
+
+def test_a_server_at_the_limit_takes_the_least_time(tmp_path: Path) -> None:
+    model = load_model(make_llama(tmp_path))
+    rates = Rates(operations=1e9, nbytes=1e9)
+    rows = [{"prompt_tokens": 12.0, "cached_tokens": 2.0, "ttft_p50_ms": 1.0, "itl_p50_ms": 1.0, "tokens_per_s": 1.0}]
+    least_s = alternating.least_seconds(LOAD, model, {"ours": rows}, rates, "float32")
+    assert least_s == work(LOAD, model, Tokens(12, 2), "float32").least_s(rates)
+    rounds = {name: [rows[0] | {"requests_per_s": speed / least_s}] for name, speed in (("ours", 0.8), ("theirs", 0.5))}
+    assert [row["of_limit"] for row in alternating.medians(rounds, least_s)] == pytest.approx([0.8, 0.5])
 
 
 def test_a_ratio_is_that_of_one_round() -> None:
