@@ -53,7 +53,7 @@ def _run_child(spec: ChildSpec) -> int:
     reporter = Reporter(spec.report_fd)
     try:
         _set_up(spec)
-        if spec.preloads:
+        while spec.preloads:  # a fork server may fork another one
             spec, reporter = fork_server.serve(spec, reporter)  # returns in each process that it forks
             _install_signals()
             _set_up(spec)
