@@ -69,6 +69,15 @@ def one_thread_of_torch() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_is_not_looked_at_again() -> Iterator[None]:
+    """What a module of tests leaves, such as imports, stays: later collections of garbage pass over it. After the
+    end-to-end tests a full one took more than a second, and a test of references makes several."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     with leaks() as found:
