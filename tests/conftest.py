@@ -12,6 +12,9 @@ import pytest
 
 from tests.fakes.processes.leaks import leaks
 
+# Until all tests are collected: almost all that is made by then stays.
+gc.disable()
+
 # Without a GPU its kernels run in Triton's interpreter, which must be chosen before the first import of Triton.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -54,6 +57,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
     What was imported and collected stays, so a garbage collection need not look at ten thousand tests."""
     yield
     gc.freeze()
+    gc.enable()
     if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist does not group tests with this pytest: install pytest<9.2")
 

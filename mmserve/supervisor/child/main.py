@@ -98,6 +98,7 @@ def _process(spec: ChildSpec, reporter: Reporter) -> Process:
         arena=Arena.attach(spec.arena_fd),
         rendezvous=None if spec.rendezvous_fd is None else Path(f"/proc/self/fd/{spec.rendezvous_fd}"),
         listen_fd=spec.listen_fd,
+        supervisor_pid=spec.supervisor_pid,
     )
 
 

@@ -114,6 +114,7 @@ class Spawner:
             index=member.index,
             title=member.title,
             target=member.role.target,
+            supervisor_pid=os.getpid(),
             parent_death_fd=self._inherited.parent_death_fd,
             arena_fd=self._inherited.arena_fd,
             preloads=member.role.preloads,
