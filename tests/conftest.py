@@ -12,6 +12,9 @@ import pytest
 
 from tests.fakes.processes.leaks import leaks
 
+# Until all tests are collected: almost all that is made by then stays.
+gc.disable()
+
 # Without a GPU its kernels run in Triton's interpreter, which must be chosen before the first import of Triton.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -54,6 +57,7 @@ def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
     What was imported and collected stays, so a garbage collection need not look at ten thousand tests."""
     yield
     gc.freeze()
+    gc.enable()
     if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
         raise pytest.UsageError("this pytest-xdist does not group tests with this pytest: install pytest<9.2")
 
@@ -67,6 +71,15 @@ def one_thread_of_torch() -> None:
     """In the process of the tests. With tiny tensors a second thread only spins, on a core that a server could use."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_is_not_looked_at_again() -> Iterator[None]:
+    """What a module of tests leaves, such as imports, stays: later collections of garbage pass over it. After the
+    end-to-end tests a full one took more than a second, and a test of references makes several."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

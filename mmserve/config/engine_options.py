@@ -111,7 +111,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         field(
             "scheduling",
             "about how long a step with prompts may take while answers are written (pictures beside text take two "
-            "thirds of it), twice as long else; 0: no limit",
+            "thirds of it), twice as long else, four times where few tokens fit; 0: no limit",
             ge=0,
         ),
     ] = 140.0

@@ -77,7 +77,7 @@ class Children:
     def start_unblocked(self) -> None:
         """At the start: start those whose predecessors are ready. Raises StartupError."""
         for member in self.members:
-            waits_for = [other for other in self.members if other.role.name in member.role.after]
+            waits_for = [other for other in self.members if other.role.name in member.role.waits_for]
             if member not in self._running and self.are_ready(waits_for):
                 try:
                     self._start(member)

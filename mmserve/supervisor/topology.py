@@ -15,6 +15,14 @@ from mmserve.runtime.byte_budget import MIB
 
 Listens = Literal["", "http", "health"]
 Epoch = Literal["", "engine", "visual", "cache"]
+ForkServer = Literal["", "fork_server", "torch_fork_server"]
+_WITHOUT_TORCH = (
+    "mmserve.monitoring.metrics.run",
+    "mmserve.monitoring.health.run",
+    "mmserve.cache_server.run",
+    "mmserve.router.run",
+)
+"""What is small. An HTTP worker imports the rest of its modules itself: the others need not wait for them."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class Role:
     first: int = 0
     """Index of the first of its processes on this machine."""
     after: tuple[str, ...] = ()
-    """Roles that must be ready before this one starts; roles without it start in parallel."""
+    """Roles that must be ready before this one starts, besides the fork server."""
     engine: bool = False
     """True for the router, the ranks and links between nodes, which restart together; others restart alone."""
     epoch: Epoch = ""
@@ -37,10 +45,15 @@ class Role:
     """The socket it inherits."""
     numbered: Literal["", "worker", "rank"] = ""
     """How its processes are numbered in titles; "" for a role with one process."""
-    forked: bool = False
-    """True if the fork server becomes this process, where one runs: it has imported torch already."""
+    forked_by: ForkServer = ""
+    """The fork server that becomes this process, where it runs; it has imported what this process needs."""
     preloads: tuple[str, ...] = ()
-    """Of the fork server: the modules that it imports. It has no ``target``."""
+    """Of a fork server: the modules that it imports. It has no ``target``."""
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """The roles that must be ready before this one starts; roles that wait for the same ones start in parallel."""
+        return (*((self.forked_by,) if self.forked_by else ()), *self.after)
 
 
 @dataclass(frozen=True)
@@ -82,25 +95,27 @@ def topology(deployment: Deployment) -> Topology:
     if config.join is not None:
         return [Role("encoder", "mmserve.visualserver.encoder.run:run")]
     if config.node_rank:
-        return [_fork_server(), Role("node", "mmserve.cluster.nodes.run:run_node", engine=True), _ranks(deployment)]
+        node = Role("node", "mmserve.cluster.nodes.run:run_node", engine=True)
+        return [_torch_fork_server(deployment, with_towers=False), node, _ranks(deployment)]
     roles = [
-        _fork_server(with_towers=deployment.model.vision is not None),
-        Role("metrics", "mmserve.monitoring.metrics.run:run"),
-        Role("health", "mmserve.monitoring.health.run:run", listens="health"),
-        Role("cache_server", "mmserve.cache_server.run:run", epoch="cache"),
+        Role("fork_server", "", preloads=_WITHOUT_TORCH),
+        _torch_fork_server(deployment, with_towers=deployment.model.vision is not None),
+        Role("metrics", "mmserve.monitoring.metrics.run:run", forked_by="fork_server"),
+        Role("health", "mmserve.monitoring.health.run:run", forked_by="fork_server", listens="health"),
+        Role("cache_server", "mmserve.cache_server.run:run", forked_by="fork_server", epoch="cache"),
         *(
-            [Role("nodes", "mmserve.cluster.nodes.run:run_head", engine=True, epoch="engine")]
+            [Role("nodes", "mmserve.cluster.nodes.run:run_head", forked_by="fork_server", engine=True, epoch="engine")]
             if config.nnodes > 1
             else []
         ),
         _ranks(deployment),
-        Role("router", "mmserve.router.run:run", engine=True, epoch="engine"),
+        Role("router", "mmserve.router.run:run", forked_by="fork_server", engine=True, epoch="engine"),
         Role(
             "visualserver",
             "mmserve.visualserver.run:run",
             count=config.visual_workers,
-            after=("cache_server", "fork_server"),
-            forked=True,
+            after=("cache_server",),
+            forked_by="torch_fork_server",
             epoch="visual",
             numbered="worker",
         ),
@@ -109,6 +124,7 @@ def topology(deployment: Deployment) -> Topology:
             "mmserve.httpserver.run:run",
             count=config.http_workers,
             after=("cache_server",),
+            forked_by="fork_server",
             listens="http",
             numbered="worker",
         ),
@@ -125,18 +141,22 @@ def _ranks(deployment: Deployment) -> Role:
         "model_backend",
         "mmserve.model_backend.run:run",
         count=len(here),
-        after=("fork_server", *(("visualserver",) if waits else ())),
+        after=("visualserver",) if waits else (),
         first=here.start,
-        forked=True,
+        forked_by="torch_fork_server",
         engine=True,
         epoch="engine",
         numbered="rank",
     )
 
 
-def _fork_server(*, with_towers: bool = False) -> Role:
-    towers = ("mmserve.visualserver.run",) if with_towers else ()
-    return Role("fork_server", "", preloads=("mmserve.model_backend.run", *towers))
+def _torch_fork_server(deployment: Deployment, *, with_towers: bool) -> Role:
+    preloads = ["mmserve.model_backend.run"]
+    if with_towers:
+        preloads.append("mmserve.visualserver.run")
+    if deployment.model.family == "transformers":
+        preloads.append("mmserve.model_backend.models.generic.load")
+    return Role("torch_fork_server", "", forked_by="fork_server", preloads=tuple(preloads))
 
 
 def members(roles: Topology) -> list[Member]:
@@ -153,8 +173,8 @@ def render(roles: Topology, deployment: Deployment) -> str:
     for role in roles:
         restarts = "with the engine" if role.engine else "alone"
         after = f", after {' and '.join(role.after)}" if role.after else ""
-        what = role.target or "becomes each that needs torch"
-        lines.append(f"  {role.count} x {role.name:<14} {what:<32} restarts {restarts}{after}")
+        what = role.target or f"becomes {', '.join(other.name for other in roles if other.forked_by == role.name)}"
+        lines.append(f"  {role.count} x {role.name:<17} {what:<32} restarts {restarts}{after}")
     if any(role.listens == "http" for role in roles):
         lines.append(f"  at most {_budgets(deployment)}")
     return "\n".join(lines)

@@ -54,6 +54,8 @@ class Process:
     """Of a process of the engine: a file in which the tensor-parallel ranks of one start find each other."""
     listen_fd: int | None = None
     """Inherited listening socket (httpserver, health)."""
+    supervisor_pid: int = 0
+    """Not always the parent's: a fork server may be that. 0: there is none, in a test."""
 
     @property
     def endpoints(self) -> Endpoints:

@@ -6,7 +6,6 @@ The HTTP workers forward requests to this socket.
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -25,7 +24,7 @@ from mmserve.monitoring.metrics.state_page import StatePage
 
 def run(process: Process) -> None:
     """Serve until SIGTERM."""
-    memory = ProcessMemory(os.getppid())
+    memory = ProcessMemory(process.supervisor_pid)
     series = Series(process.endpoints.metrics)
     series.registry.register(memory)
     config = process.deployment.config

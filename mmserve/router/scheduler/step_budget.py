@@ -22,8 +22,11 @@ arrive faster than they are computed would wait longer than their answers take. 
 the median inter-token latency of the texts; with 3 they do not change it (docs/design/scheduling.md).
 """
 _IDLE_FACTOR = 2.0
-"""A step without decoding sequences may take this many times ``max_step_s``. Longer steps are hardly faster per token,
-and a request that arrives during one waits for its end."""
+"""A step without decoding sequences may take this many times ``max_step_s``: a request that arrives during it waits for
+its end. Longer steps are hardly faster per token, unless they have few tokens."""
+_FEW_TOKENS = 160
+"""Steps without decoding sequences have as many tokens if they fit twice that time. Behind 4,000 tokens and more, a
+prompt's step of 75 tokens takes 8 % more time for each than one of 150 (docs/performance.md)."""
 _MEDIA_SHARE_BESIDE_TEXT = 2 / 3
 """Share of the prompt tokens for prompts with images while text waits or runs. Short texts pass in the rest, and steps
 end sooner."""
@@ -90,7 +93,8 @@ class StepTimeModel:
             room_s = max(self._max_step_s - decode_s, decode_s * _PROMPT_FACTOR)
         else:
             room_s = _IDLE_FACTOR * self._max_step_s
-        return min(max_tokens, max(MIN_CHUNK_TOKENS, int(room_s / self._token_s)))
+            room_s = max(room_s, min(2 * room_s, _FEW_TOKENS * self._token_s))
+        return min(max_tokens, max(MIN_CHUNK_TOKENS, round(room_s / self._token_s)))
 
     def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
         """Records the time of a step; 0 seconds: unknown."""

@@ -5,21 +5,26 @@ from __future__ import annotations
 import array
 import os
 import socket
+from typing import Literal
 
 import msgspec
 
 _MAX_NBYTES = 1 << 16
+Descriptor = Literal["report_fd", "rendezvous_fd", "listen_fd", "fork_link_fd"]
+"""Fields of ChildSpec: descriptors that differ from process to process. The fork server has the others itself."""
 _MAX_FDS = 4
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the fork server: become this process. With descriptors: the write end of its report pipe, and the file of the
-    rendezvous if it is a process of the engine."""
+    """To the fork server: become this process. With the descriptors that ``fds`` names."""
 
     role: str
     index: int
     title: str
     target: str
+    fds: tuple[Descriptor, ...]
+    preloads: tuple[str, ...] = ()
+    """Of a fork server: see ChildSpec, as for all these fields."""
 
 
 class Serving(msgspec.Struct, frozen=True, tag=True):

@@ -53,7 +53,7 @@ def _run_child(spec: ChildSpec) -> int:
     reporter = Reporter(spec.report_fd)
     try:
         _set_up(spec)
-        if spec.preloads:
+        while spec.preloads:  # a fork server may fork another one
             spec, reporter = fork_server.serve(spec, reporter)  # returns in each process that it forks
             _install_signals()
             _set_up(spec)
@@ -98,6 +98,7 @@ def _process(spec: ChildSpec, reporter: Reporter) -> Process:
         arena=Arena.attach(spec.arena_fd),
         rendezvous=None if spec.rendezvous_fd is None else Path(f"/proc/self/fd/{spec.rendezvous_fd}"),
         listen_fd=spec.listen_fd,
+        supervisor_pid=spec.supervisor_pid,
     )
 
 

@@ -24,6 +24,7 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     target: str
     """module:function"""
+    supervisor_pid: int
     report_fd: int
     parent_death_fd: int
     """Read end of a pipe that is at end of file once the supervisor is gone."""

@@ -1,4 +1,4 @@
-"""Starts child processes: by a new Python, or by the fork server, which has imported torch already."""
+"""Starts child processes: by a fork server, which has imported their modules already, or by a new Python."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from mmserve.config.resolved.deployment import Deployment
 from mmserve.supervisor.child.fork_link import ForkLink
-from mmserve.supervisor.child.fork_messages import ForkRequest
+from mmserve.supervisor.child.fork_messages import Descriptor, ForkRequest
 from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.child.protocol import ChildSpec
 from mmserve.supervisor.child.rendezvous import Rendezvous
-from mmserve.supervisor.topology import Listens, Member
+from mmserve.supervisor.topology import Listens, Member, Role
 
 _CHILD_MODULE = "mmserve.supervisor.child.main"
 _ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "OPENBLAS_NUM_THREADS": "1"}
@@ -28,6 +30,11 @@ _ENVIRONMENT = {"GOMP_SPINCOUNT": "1000", "OPENBLAS_NUM_THREADS": "1"}
 and a thread that spins for another one without a core delays both. numpy's BLAS, which nothing here uses, would start
 threads at its import, and a process with several threads is not to be forked."""
 logger = logging.getLogger(__name__)
+
+
+class _ForkServer(NamedTuple):
+    link: ForkLink
+    child: Child
 
 
 @dataclass(frozen=True)
@@ -48,77 +55,77 @@ class Spawner:
     def __init__(self, deployment: Deployment, inherited: InheritedFds) -> None:
         self._deployment = deployment
         self._inherited = inherited
-        self._link: ForkLink | None = None
-        self._fork_server: Child | None = None
+        self._fork_servers: dict[str, _ForkServer] = {}
+        """By role: the one started last."""
 
     def close(self) -> None:
         """Call when all processes have ended."""
-        if self._link is not None:
-            self._link.close()
+        for server in self._fork_servers.values():
+            server.link.close()
 
     def __call__(self, member: Member, incarnation: int) -> Child:
         """Raises OSError if there are no descriptors, processes or memory for it."""
-        rendezvous_fd = self._inherited.rendezvous.fd(incarnation) if member.role.engine else None
-        report_fd, report_write_fd = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(report_fd, False)
-        try:
-            child = None
-            if member.role.forked:
-                child = self._forked(member, report_fd, report_write_fd, rendezvous_fd)
-            return child or self._executed(member, report_fd, report_write_fd, rendezvous_fd)
-        except BaseException:  # re-raised; without a Child object this end would stay open
-            os.close(report_fd)
-            raise
-        finally:
-            # Only the child keeps this end, so that its exit gives end of file.
-            os.close(report_write_fd)
-
-    def _forked(self, member: Member, report_fd: int, report_write_fd: int, rendezvous_fd: int | None) -> Child | None:
-        """None if no fork server serves now."""
-        if self._link is None or self._fork_server is None:
-            return None
         role = member.role
-        request = ForkRequest(role=role.name, index=member.index, title=member.title, target=role.target)
-        fds = (report_write_fd,) if rendezvous_fd is None else (report_write_fd, rendezvous_fd)
+        with ExitStack() as for_child, ExitStack() as on_error:
+            report_fd, report_write_fd = os.pipe2(os.O_CLOEXEC)
+            # Only the child keeps this end, so that its exit gives end of file.
+            for_child.callback(os.close, report_write_fd)
+            on_error.callback(os.close, report_fd)
+            os.set_blocking(report_fd, False)
+            fds: dict[Descriptor, int] = {"report_fd": report_write_fd}
+            if role.engine:
+                fds["rendezvous_fd"] = self._inherited.rendezvous.fd(incarnation)
+            if role.listens:
+                fds["listen_fd"] = self._inherited.listen_fds[role.listens]
+            link = on_error.enter_context(closing(ForkLink())) if role.preloads else None
+            if link is not None:
+                fds["fork_link_fd"] = for_child.enter_context(link.theirs).fileno()
+            child = self._forked(member, report_fd, fds) or self._executed(member, report_fd, fds)
+            on_error.pop_all()
+        if link is not None:
+            self._serves(role, link, child)
+        return child
+
+    def _forked(self, member: Member, report_fd: int, fds: dict[Descriptor, int]) -> Child | None:
+        """None if its fork server does not serve now."""
+        role = member.role
+        if (server := self._fork_servers.get(role.forked_by)) is None:
+            return None
+        request = ForkRequest(
+            role=role.name,
+            index=member.index,
+            title=member.title,
+            target=role.target,
+            fds=tuple(fds),
+            preloads=role.preloads,
+        )
         try:
-            forked = self._link.fork(request, fds)
+            forked = server.link.fork(request, tuple(fds.values()))
         except TimeoutError as error:
             logger.error("%s; it is killed, and %s is started without it", error, member.title)
-            self._fork_server.send_signal(signal.SIGKILL)
+            server.child.send_signal(signal.SIGKILL)
             return None
         return None if forked is None else Child(member, *forked, report_fd)
 
-    def _executed(self, member: Member, report_fd: int, report_write_fd: int, rendezvous_fd: int | None) -> Child:
-        link = ForkLink() if member.role.preloads else None
+    def _executed(self, member: Member, report_fd: int, fds: dict[Descriptor, int]) -> Child:
         spec = ChildSpec(
             deployment=self._deployment,
             role=member.role.name,
             index=member.index,
             title=member.title,
             target=member.role.target,
-            report_fd=report_write_fd,
+            supervisor_pid=os.getpid(),
             parent_death_fd=self._inherited.parent_death_fd,
             arena_fd=self._inherited.arena_fd,
-            rendezvous_fd=rendezvous_fd,
-            listen_fd=self._inherited.listen_fds.get(member.role.listens),
             preloads=member.role.preloads,
-            fork_link_fd=None if link is None else link.theirs.fileno(),
+            **fds,
         )
-        try:
-            child = _execute(member, spec, report_fd)
-        except BaseException:  # re-raised
-            if link is not None:
-                link.close()
-            raise
-        if link is not None:
-            self._now_forks(link, child)
-        return child
+        return _execute(member, spec, report_fd)
 
-    def _now_forks(self, link: ForkLink, fork_server: Child) -> None:
-        link.theirs.close()
-        if self._link is not None:
-            self._link.close()
-        self._link, self._fork_server = link, fork_server
+    def _serves(self, role: Role, link: ForkLink, child: Child) -> None:
+        if (before := self._fork_servers.get(role.name)) is not None:
+            before.link.close()
+        self._fork_servers[role.name] = _ForkServer(link, child)
 
 
 def _execute(member: Member, spec: ChildSpec, report_fd: int) -> Child:

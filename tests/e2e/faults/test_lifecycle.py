@@ -40,7 +40,16 @@ def _gone(processes: list[psutil.Process], within_s: float = 15.0) -> bool:
     return not alive
 
 
-VICTIMS = ["router", "model_backend", "fork_server", "httpserver", "visualserver", "cache_server", "metrics"]
+VICTIMS = [
+    "router",
+    "model_backend",
+    "fork_server",
+    "torch_fork_server",
+    "httpserver",
+    "visualserver",
+    "cache_server",
+    "metrics",
+]
 
 
 @pytest.mark.faults

@@ -20,8 +20,15 @@ from tests.fakes.models.qwen_vl import make_qwen_vl, processed_qwen_vl
 
 pytestmark = pytest.mark.families
 FORMATS = {"awq": awq(), "fp8": fp8((128, 128))}
-SERVED = [name for name in QUANTIZABLE if name != "smolvlm"]
-"""Without SmolVLM, which the same code computes as Idefics3; ``test_vision_families.py`` asks it."""
+ROUNDED: tuple[tuple[str, Literal["int8", "int4"]], ...] = (
+    ("llava", "int8"),
+    ("idefics3", "int8"),
+    ("qwen2_5_vl", "int4"),
+    ("qwen3_vl_moe", "int8"),
+    ("gemma3", "int4"),
+)
+"""A family for each kind: plain, tiles, three axes of positions, experts and rows for several layers, two kinds of
+layers. ``tests/unit/model_backend/platforms/cpu/linear/test_quantization.py`` compares the texts of all families."""
 
 
 def end_at_a_tie(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -46,9 +53,7 @@ def test_questions_about_pictures_are_answered_as_by_transformers(tmp_path: Path
     assert found == expected(plain, QUESTIONS, partial(processed_qwen_vl, family="qwen2_5_vl"))
 
 
-@pytest.mark.parametrize(
-    ("family", "form"), [*((name, "int8") for name in SERVED), ("qwen2_5_vl", "int4"), ("gemma3", "int4")]
-)
+@pytest.mark.parametrize(("family", "form"), ROUNDED)
 def test_weights_that_the_server_rounds(tmp_path: Path, family: str, form: Literal["int8", "int4"]) -> None:
     """Texts are compared as far as no two tokens are about equally likely: the kernels round inputs to 16 bits."""
     directory, asked = QUANTIZABLE[family](tmp_path / "plain"), QUESTIONS[:6]

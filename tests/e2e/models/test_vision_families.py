@@ -41,8 +41,9 @@ pytestmark = pytest.mark.families
 CONTEXT = 320
 SERVED = [name for name in PICTURE_FAMILIES if name != "idefics3"]
 """Without Idefics3, which the same code computes as SmolVLM; ``test_quantized.py`` asks it through a server."""
-RANKS = dict.fromkeys(SERVED, 2) | {"qwen2_5_vl": 1, "internvl": 1}
-"""Tensor-parallel. One rank alone computes all layers in one call; every family has one in ``test_quantized.py``."""
+RANKS = dict.fromkeys(SERVED, 2) | dict.fromkeys(("qwen2_5_vl", "qwen3_vl", "internvl", "pixtral", "paddleocr_vl"), 1)
+"""Tensor-parallel. One rank alone computes all layers in one call. Of families whose texts the same code computes
+(Qwen's, those with Llama's) some have one and some have two."""
 GENERATION = {"do_sample": False, "max_new_tokens": 8, "repetition_penalty": 1.3, "eos_token_id": [*range(20, 260, 8)]}
 """generation_config.json of the checkpoints. The ids are tokens of bytes, so random models write some."""
 STOP = 100

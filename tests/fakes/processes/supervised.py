@@ -119,19 +119,18 @@ def find_model(config: Config) -> ModelSpec:
 
 
 def fake_roles(deployment: Deployment) -> Topology:
-    """Fake servers, which a real fork server becomes; with the file ``real-status`` in SCRATCH, the real metrics and
+    """Fake servers, which real fork servers become; with the file ``real-status`` in SCRATCH, the real metrics and
     health servers as well."""
     roles = topology(deployment)
     real = REAL if (Path(deployment.model.path) / "real-status").exists() else ()
-    return [_faked(role) for role in roles if role.name in ("fork_server", *real, *FAKED)]
+    return [_faked(role) for role in roles if role.preloads or role.name in (*real, *FAKED)]
 
 
 def _faked(role: Role) -> Role:
     if role.preloads:
         return dataclasses.replace(role, preloads=("tests.fakes.processes.supervised",))
     if role.name in FAKED:
-        after = ("fork_server", *role.after)
-        return dataclasses.replace(role, target="tests.fakes.processes.supervised:run", after=after, forked=True)
+        return dataclasses.replace(role, target="tests.fakes.processes.supervised:run")
     return role
 
 

@@ -52,6 +52,7 @@ def test_the_log_has_start_and_ready_times_of_every_process() -> None:
     assert set(spans) == {
         "supervisor",
         "fork_server",
+        "torch_fork_server",
         "cache_server",
         "model_backend rank 0",
         "model_backend rank 1",
@@ -69,6 +70,7 @@ def test_every_process_title_names_its_role() -> None:
         titles = {" ".join(process.cmdline()).strip() for process in server.family()[1:]}
     assert titles == {
         "mmserve: fork_server",
+        "mmserve: torch_fork_server",
         "mmserve: cache_server",
         "mmserve: model_backend rank 0",
         "mmserve: model_backend rank 1",
@@ -254,7 +256,7 @@ def test_two_servers_side_by_side_do_not_touch_each_other() -> None:
         one.popen.send_signal(signal.SIGTERM)
         assert one.end() == 0
         assert len(other.run_dirs()) == 1
-        assert len(other.family()) == 6
+        assert len(other.family()) == 7
 
 
 def test_both_ports_listen_on_the_address_of_host() -> None:

@@ -116,24 +116,24 @@ def test_a_successor_that_does_not_start_leaves_the_workers_as_they_are() -> Non
         assert "the successor of another worker, failed: no luck" in server.output
 
 
-def test_a_fork_server_that_dies_harms_none_of_those_it_has_forked() -> None:
+@pytest.mark.parametrize(("name", "forked"), [("fork_server", "router"), ("torch_fork_server", "model_backend rank 0")])
+def test_a_fork_server_that_dies_harms_none_of_those_it_has_forked(name: str, forked: str) -> None:
     with supervised() as server:
         server.until_ready()
-        fork_server, router = server.process("fork_server"), server.process("router")
+        fork_server, one = server.process(name), server.process(forked)
         rest = [process for process in server.family() if process.pid != fork_server.pid]
         server.phase(ready=True)
         fork_server.kill()
-        assert server.successor("fork_server", fork_server.pid)
+        assert server.successor(name, fork_server.pid)
         assert all(process.is_running() for process in rest)
-        assert server.process("router").pid == router.pid, "it is now the supervisor's own child"
-        router.kill()
+        assert server.process(forked).pid == one.pid, "it is now the supervisor's own child"
+        one.kill()
         assert server.phase(ready=True, engine_epoch=1)
-        router = server.process("router")
-        router.kill()  # which the new one has forked
+        server.process(forked).kill()  # which the new one has forked
         assert server.phase(ready=True, engine_epoch=2)
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 0
-    assert server.output.count("router was killed by SIGKILL") == 2
+    assert server.output.count(f"{forked} was killed by SIGKILL") == 2
 
 
 def test_a_fork_server_that_dies_again_and_again_is_done_without() -> None:
@@ -162,6 +162,24 @@ def test_processes_start_without_a_fork_server_when_it_dies_with_them() -> None:
             victim.kill()
         server.popen.send_signal(signal.SIGCONT)
         assert server.phase(ready=True, engine_epoch=1)
+
+
+def test_both_fork_servers_die_together() -> None:
+    """The one with torch, which the other one has forked, starts again without it."""
+    with supervised() as server:
+        server.until_ready()
+        server.phase(ready=True)
+        victims = [server.process(title) for title in ("fork_server", "torch_fork_server")]
+        server.popen.send_signal(signal.SIGSTOP)
+        for victim in victims:
+            victim.kill()
+        server.popen.send_signal(signal.SIGCONT)
+        for victim, title in zip(victims, ("fork_server", "torch_fork_server"), strict=True):
+            assert server.successor(title, victim.pid)
+        server.process("router").kill()
+        assert server.phase(ready=True, engine_epoch=1)
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0
 
 
 def test_a_suspended_fork_server_is_killed_when_a_process_must_start() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
+
 from mmserve.router.scheduler.sequence import Sequence
 from mmserve.router.scheduler.step_budget import (
     MIN_CHUNK_TOKENS,
@@ -29,9 +31,16 @@ def test_without_a_limit_steps_are_full() -> None:
     assert _trained(0.0, 0.03, 0.002).chunk_budget(0, 2048) == 2048
 
 
-def test_steps_without_decoding_sequences_are_twice_as_long() -> None:
-    assert abs(_trained(0.1, 0.03, 0.002).chunk_budget(0, 2048) - 100) <= 2
-    assert _trained(0.1, 0.03, 0.002).chunk_budget(0, 50) == 50
+@pytest.mark.parametrize(
+    ("token_s", "num_tokens"),
+    [(0.0005, 400), (0.001, 200), (0.00125, 160), (0.002, 160), (0.0025, 160), (0.004, 100), (0.01, 40)],
+)
+def test_steps_without_decoding_sequences_are_twice_as_long_and_longer_for_few_tokens(
+    token_s: float, num_tokens: int
+) -> None:
+    model = _trained(0.1, 0.03, token_s)
+    assert model.chunk_budget(0, 2048) == pytest.approx(num_tokens, abs=1)
+    assert model.chunk_budget(0, 30) == 30
 
 
 def test_before_the_first_prompt_steps_are_full() -> None:

@@ -18,7 +18,7 @@ from mmserve.supervisor.child import fork_link
 from mmserve.supervisor.child.fork_link import ForkedProcess, ForkLink
 from mmserve.supervisor.child.fork_messages import Ended, Forked, ForkRequest, NotForked, Serving, receive, send
 
-REQUEST = ForkRequest(role="model_backend", index=1, title="rank 1", target="module:run")
+REQUEST = ForkRequest(role="model_backend", index=1, title="rank 1", target="module:run", fds=("report_fd",))
 
 
 @pytest.fixture

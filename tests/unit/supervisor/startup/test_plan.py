@@ -282,6 +282,7 @@ def test_topology_counts_and_titles(model: ModelSpec) -> None:
     roles = topology(deployment)
     assert [member.title for member in members(roles)] == [
         "fork_server",
+        "torch_fork_server",
         "metrics",
         "health",
         "cache_server",
@@ -305,7 +306,7 @@ def test_ranks_are_divided_among_nodes(model: ModelSpec) -> None:
         "model_backend rank 1",
         "router",
     ]
-    assert titles[1] == ["fork_server", "node", "model_backend rank 2", "model_backend rank 3"]
+    assert titles[1] == ["torch_fork_server", "node", "model_backend rank 2", "model_backend rank 3"]
     assert node.arena_nbytes < head.arena_nbytes
 
 
@@ -334,10 +335,10 @@ def test_a_rank_starts_after_the_visual_servers_of_its_card(
 ) -> None:
     """Its KV cache takes what they leave. On a CPU, and beside a card of their own, nothing waits."""
     after = {role.name: role.after for role in topology(_make(model, GPU, tp=2, **options))}
-    assert after["model_backend"] == ("fork_server", *(("visualserver",) if waits else ()))
-    assert {role.name: role.after for role in topology(_make(model))}["model_backend"] == ("fork_server",)
+    assert after["model_backend"] == (("visualserver",) if waits else ())
+    assert {role.name: role.after for role in topology(_make(model))}["model_backend"] == ()
     text_only = ModelSpec(family="llama", path=model.path, text=model.text)
-    assert {role.name: role.after for role in topology(_make(text_only, GPU))}["model_backend"] == ("fork_server",)
+    assert {role.name: role.after for role in topology(_make(text_only, GPU))}["model_backend"] == ()
 
 
 def test_an_encoder_needs_memory_for_neither_language_model_nor_kv_cache(model: ModelSpec) -> None:

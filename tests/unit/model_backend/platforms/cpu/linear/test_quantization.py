@@ -91,13 +91,13 @@ def test_the_text_behind_a_tower(tmp_path: Path, form: Any) -> None:
     assert same(written(directory, form), expected(model, form))
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("family", QUANTIZABLE)
-def test_the_text_behind_each_tower(tmp_path: Path, family: str) -> None:
-    """In 4 bits. The same with 8 bits answers questions about pictures in ``tests/e2e/models/test_quantized.py``."""
+def test_the_text_behind_each_tower(tmp_path: Path, family: str, form: Any) -> None:
     directory = QUANTIZABLE[family](tmp_path / "whole")
-    rounded = round_text(directory, tmp_path / "rounded", "int4")
+    rounded = round_text(directory, tmp_path / "rounded", form)
     model = transformers.AutoModelForImageTextToText.from_pretrained(rounded, dtype=torch.float32)
-    assert same(written(directory, "int4"), [generated(model, torch.tensor([prompt])) for prompt in PROMPTS])
+    assert same(written(directory, form), [generated(model, torch.tensor([prompt])) for prompt in PROMPTS])
 
 
 def test_layers_of_other_sizes_are_refused(tmp_path: Path) -> None:
