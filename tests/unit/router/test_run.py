@@ -66,4 +66,6 @@ def test_the_first_prompt_is_cut_by_the_time_of_the_warm_up() -> None:
     scheduler.receive(request("a", range(100), max_tokens=2))
     plan = scheduler.schedule()
     assert plan is not None
-    assert [step.num_tokens for step in plan.steps] == [40], "twice 100 ms, as nothing decodes, at 5 ms a token"
+    assert [step.num_tokens for step in plan.steps] == [80], (
+        "four times 100 ms, as nothing decodes and few tokens fit, at 5 ms a token"
+    )

@@ -106,13 +106,16 @@ def test_a_long_prompt_keeps_steps_within_max_step_s_while_others_decode() -> No
     assert engine.output("long") == generate(engine, list(range(200, 500)), max_tokens=2)
 
 
-def test_a_long_prompt_alone_gets_steps_of_twice_max_step_s() -> None:
-    engine = Engine(max_num_batched_tokens=512, max_step_s=0.04, token_s=0.001)
+@pytest.mark.parametrize(("max_step_s", "lengths"), [(0.1, [200, 100]), (0.04, [160, 140]), (0.03, [120, 120, 60])])
+def test_a_long_prompt_alone_gets_steps_of_twice_max_step_s_and_longer_ones_for_few_tokens(
+    max_step_s: float, lengths: list[int]
+) -> None:
+    engine = Engine(max_num_batched_tokens=512, max_step_s=max_step_s, token_s=0.001)
     engine.scheduler.receive(request("first", PROMPT, max_tokens=1))
     engine.run()
     engine.scheduler.receive(request("long", list(range(200, 500)), max_tokens=1))
-    plans = [engine.run_step() for _ in range(4)]
-    assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[80], [80], [80], [60]]
+    plans = [engine.run_step() for _ in lengths]
+    assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[length] for length in lengths]
 
 
 @pytest.mark.parametrize(("max_step_s", "started"), [(1.0, [1, 1, 2]), (0.0, [4])])
