@@ -1,6 +1,6 @@
 """Processes whose parent has died: they become the supervisor's children, as they would those of a container's init.
 
-So whatever ranks, visual servers and the fork server have started stays below the supervisor, and is reaped.
+So whatever ranks, visual servers and the fork servers have started stays below the supervisor, and is reaped.
 """
 
 from __future__ import annotations
