@@ -52,6 +52,7 @@ class FakeReplica:
     stops_after: int | None = None
     """Letters. Then its processes are stopped: it answers nothing any more, and keeps its connections."""
     is_stopped: bool = False
+    asked_while_stopped: asyncio.Event = field(default_factory=asyncio.Event)
     holds: bool = False
     first_may_come: asyncio.Event | None = None
     """Before it, no stream has an event."""
@@ -67,6 +68,7 @@ class FakeReplica:
         request = Request(scope, receive)
         body = await request.body()
         if self.is_stopped:
+            self.asked_while_stopped.set()
             return await self._stand_still(receive)
         self.paths.append(scope["path"])
         self.headers.append(dict(request.headers))

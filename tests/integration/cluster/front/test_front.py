@@ -435,10 +435,12 @@ def test_what_is_asked_at_a_stopped_replica_is_asked_elsewhere(monkeypatch: pyte
     monkeypatch.setattr("mmserve.cluster.front.silence._ANSWER_S", 0.1)
 
     async def test() -> None:
-        async with front_of(FakeReplica(is_stopped=True), FakeReplica()) as (url, front), asyncio.timeout(20):
+        stopped = FakeReplica(is_stopped=True)
+        async with front_of(stopped, FakeReplica()) as (url, front), asyncio.timeout(20):
+            front.replicas.cluster.load("replica1", Load(wait_s=60.0), time.monotonic())  # so the stopped one is asked
             async with aiohttp.ClientSession() as session:
                 asked = [asyncio.create_task(session.get(f"{url}/v1/models")) for _ in range(8)]
-                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                await stopped.asked_while_stopped.wait()
                 _reported(front, 3.5, 0.0)
                 assert [(await each).status for each in asked] == [200] * 8
             assert front.metrics.value("failed_attempts", "replica0") >= 1
