@@ -52,7 +52,7 @@ class Role:
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """The roles that must be ready before this one starts; roles that wait for the same ones start in parallel."""
+        """The roles that must be ready before this one starts. Roles that wait for the same ones start in parallel."""
         return (*((self.forked_by,) if self.forked_by else ()), *self.after)
 
 

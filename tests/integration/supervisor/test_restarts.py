@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mmserve.supervisor.watching.restarts import LIMIT
-from tests.fakes.processes.supervision import all_gone, supervised
+from tests.fakes.processes.supervision import Supervised, all_gone, supervised
 
 
 @pytest.mark.parametrize("victim", ["router", "model_backend rank 1"])
@@ -152,15 +152,21 @@ def test_a_fork_server_that_dies_again_and_again_is_done_without() -> None:
     assert "the server goes on without it" in server.output
 
 
+def _kill_together(server: Supervised, *titles: str) -> dict[str, psutil.Process]:
+    """Kill the processes so that the supervisor sees all of them end at once."""
+    victims = {title: server.process(title) for title in titles}
+    server.popen.send_signal(signal.SIGSTOP)
+    for victim in victims.values():
+        victim.kill()
+    server.popen.send_signal(signal.SIGCONT)
+    return victims
+
+
 def test_processes_start_without_a_fork_server_when_it_dies_with_them() -> None:
     with supervised() as server:
         server.until_ready()
         server.phase(ready=True)
-        victims = [server.process(title) for title in ("fork_server", "router")]
-        server.popen.send_signal(signal.SIGSTOP)
-        for victim in victims:
-            victim.kill()
-        server.popen.send_signal(signal.SIGCONT)
+        _kill_together(server, "fork_server", "router")
         assert server.phase(ready=True, engine_epoch=1)
 
 
@@ -169,12 +175,7 @@ def test_both_fork_servers_die_together() -> None:
     with supervised() as server:
         server.until_ready()
         server.phase(ready=True)
-        victims = [server.process(title) for title in ("fork_server", "torch_fork_server")]
-        server.popen.send_signal(signal.SIGSTOP)
-        for victim in victims:
-            victim.kill()
-        server.popen.send_signal(signal.SIGCONT)
-        for victim, title in zip(victims, ("fork_server", "torch_fork_server"), strict=True):
+        for title, victim in _kill_together(server, "fork_server", "torch_fork_server").items():
             assert server.successor(title, victim.pid)
         server.process("router").kill()
         assert server.phase(ready=True, engine_epoch=1)
