@@ -22,7 +22,7 @@ _WITHOUT_TORCH = (
     "mmserve.cache_server.run",
     "mmserve.router.run",
 )
-"""What is small. An HTTP worker imports the rest of its modules itself: the others need not wait for them."""
+"""Modules of the small processes. An HTTP worker imports its other modules itself, so that these need not wait."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Role:
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """The roles that must be ready before this one starts. Roles that wait for the same ones start in parallel."""
+        """Names of all roles that must be ready before this one starts: the fork server, and those of ``after``."""
         return (*((self.forked_by,) if self.forked_by else ()), *self.after)
 
 
@@ -96,10 +96,10 @@ def topology(deployment: Deployment) -> Topology:
         return [Role("encoder", "mmserve.visualserver.encoder.run:run")]
     if config.node_rank:
         node = Role("node", "mmserve.cluster.nodes.run:run_node", engine=True)
-        return [_torch_fork_server(deployment, with_towers=False), node, _ranks(deployment)]
+        return [_torch_fork_server(deployment), node, _ranks(deployment)]
     roles = [
         Role("fork_server", "", preloads=_WITHOUT_TORCH),
-        _torch_fork_server(deployment, with_towers=deployment.model.vision is not None),
+        _torch_fork_server(deployment),
         Role("metrics", "mmserve.monitoring.metrics.run:run", forked_by="fork_server"),
         Role("health", "mmserve.monitoring.health.run:run", forked_by="fork_server", listens="health"),
         Role("cache_server", "mmserve.cache_server.run:run", forked_by="fork_server", epoch="cache"),
@@ -150,9 +150,9 @@ def _ranks(deployment: Deployment) -> Role:
     )
 
 
-def _torch_fork_server(deployment: Deployment, *, with_towers: bool) -> Role:
+def _torch_fork_server(deployment: Deployment) -> Role:
     preloads = ["mmserve.model_backend.run"]
-    if with_towers:
+    if deployment.model.vision is not None and not deployment.config.node_rank:
         preloads.append("mmserve.visualserver.run")
     if deployment.model.family == "transformers":
         preloads.append("mmserve.model_backend.models.generic.load")

@@ -25,8 +25,8 @@ _IDLE_FACTOR = 2.0
 """A step without decoding sequences may take this many times ``max_step_s``: a request that arrives during it waits for
 its end. Longer steps are hardly faster per token, unless they have few tokens."""
 _FEW_TOKENS = 160
-"""Steps without decoding sequences have as many tokens if they fit twice that time. Behind 4,000 tokens and more, a
-prompt's step of 75 tokens takes 8 % more time for each than one of 150 (docs/performance.md)."""
+"""Steps without decoding sequences have at least so many tokens, if these fit twice that time. Behind 4,000 tokens and
+more, a prompt's step of 75 tokens takes 8 % more time for each than one of 150 (docs/performance.md)."""
 _MEDIA_SHARE_BESIDE_TEXT = 2 / 3
 """Share of the prompt tokens for prompts with images while text waits or runs. Short texts pass in the rest, and steps
 end sooner."""

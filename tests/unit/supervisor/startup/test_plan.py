@@ -296,6 +296,21 @@ def test_topology_counts_and_titles(model: ModelSpec) -> None:
     assert all(role.name in render(roles, deployment) for role in roles)
 
 
+def test_what_the_fork_server_with_torch_imports(model: ModelSpec) -> None:
+    text = ModelSpec(family="llama", path=model.path, text=model.text)
+    generic = ModelSpec(family="transformers", path=model.path, text=model.text)
+    node = {"tp": 2, "nnodes": 2, "head": "10.0.0.1", "cluster_key_file": "key", "node_rank": 1}
+    ranks, towers = "mmserve.model_backend.run", "mmserve.visualserver.run"
+    for deployment, preloads in (
+        (_make(model), (ranks, towers)),
+        (_make(text), (ranks,)),
+        (_make(model, **node), (ranks,)),
+        (_make(generic), (ranks, "mmserve.model_backend.models.generic.load")),
+    ):
+        found = {role.name: role.preloads for role in topology(deployment)}
+        assert found["torch_fork_server"] == preloads
+
+
 def test_ranks_are_divided_among_nodes(model: ModelSpec) -> None:
     nodes = {"tp": 4, "nnodes": 2, "head": "10.0.0.1", "cluster_key_file": "key"}
     head, node = _make(model, **nodes), _make(model, node_rank=1, **nodes)
