@@ -112,16 +112,22 @@ struct Rounded : Bfloat16 {
     }
 };
 
-// M rows times C vectors of outputs. `weights` are those of the first output in its panel. Weights `ahead` numbers further
-// are fetched into the second-level cache.
+// Weights that are fetched into the second-level cache while a tile is computed: for every Mode::kDepth inputs as many bytes
+// as the tile multiplies with, from an address that grows by `step` bytes.
+struct Ahead {
+    const char* from;
+    int64_t step;
+};
+
+// M rows times C vectors of outputs. `weights` are those of the first output in its panel.
 template <class Mode, int M, int C>
 [[gnu::always_inline]] inline Sums<M, C> sums_of(int64_t K, const typename Mode::Input* x, int64_t stride,
-                          const typename Mode::Number* weights, int64_t ahead) {
-    constexpr int64_t kLine = memory::kLine / sizeof(*weights);
-    constexpr int64_t kWidth = C * tile::kLanes<Vector> * Mode::kDepth;
+                          const typename Mode::Number* weights, Ahead ahead) {
+    constexpr int64_t kNbytes = C * tile::kLanes<Vector> * Mode::kDepth * sizeof(*weights);
     Sums<M, C> sums;
     for (int64_t k = 0; k + Mode::kDepth <= K; k += Mode::kDepth, weights += kPanel * Mode::kDepth) {
-        for (int64_t i = 0; i < kWidth; i += kLine) __builtin_prefetch(weights + ahead + i, 0, 2);
+        for (int64_t i = 0; i < kNbytes; i += memory::kLine) __builtin_prefetch(ahead.from + i, 0, 2);
+        ahead.from += ahead.step;
         Mode::template add<M, C>(sums, x + k, stride, weights);
     }
     if constexpr (Mode::kDepth == 2)
