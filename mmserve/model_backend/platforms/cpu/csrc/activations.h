@@ -41,7 +41,7 @@ inline f32x8 quick_gelu(f32x8 x) {
 template <class V>
 inline V short_silu(V x, float scale) {
     const V highest = tile::broadcast<V>(88.f), power = -scale * x;  // exp(88) is below the largest float
-    return x / (1.f + exponentials::short_exponential(tile::minimum<V>(highest, power), 0.f));
+    return x / (1.f + exponentials::short_exponential(tile::minimum<V>(highest, power)));
 }
 
 // x (0.5 + y P(y^2)), where y is x or the nearest number within 4.5 of zero, and x at least -4.5: below, the second factor

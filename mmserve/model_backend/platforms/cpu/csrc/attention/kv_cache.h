@@ -99,50 +99,61 @@ constexpr int kBlockVectors = kBlock / tile::kLanes<linear::Vector>;
 // Of the loops over sums that fill the registers. If there are only 16, GCC 12 keeps sums of an unrolled loop in memory.
 constexpr int kUnrolled = tile::kRegisters > 16 ? 8 : 1;
 
-// Scores of M rows and B blocks of one head. Prefetches other blocks, of keys and of values. Not inline, as add_columns is not:
-// else GCC 12 keeps some sums in memory.
-template <class Mode, int M, int B>
+// Scores of M rows and B blocks of one head. If kFetches, prefetches other blocks, of keys and of values. Not inline, as
+// add_columns is not: else GCC 12 keeps some sums in memory. One address for the keys and one for the queries keep the loop
+// short: where another thread computes on the same core, it takes half of the instructions that the core can start.
+template <class Mode, int M, int B, bool kFetches>
 [[gnu::noinline]] void score_blocks(const typename Mode::Input* q, int64_t dim, const typename Mode::Number* const* keys,
                                     const typename Mode::Number* const* ahead, const typename Mode::Number* const* beside,
                                     float* scores) {
+    constexpr int64_t kNumbers = Mode::kDepth * kBlock;
     linear::Sums<M, B * kBlockVectors> sums;
     const int64_t apart = keys[B - 1] - keys[0];
+    const auto *at = keys[0], *const end = at + dim * kBlock;
 #pragma GCC unroll kUnrolled
-    for (int64_t i = 0; i < dim; i += Mode::kDepth) {
+    for (; at != end; at += kNumbers, q += Mode::kDepth) {
 #pragma GCC unroll 2
-        for (int b = 0; b < B; ++b) {
-            prefetch(ahead[b] + i * kBlock, Mode::kDepth * kBlock);
-            prefetch(beside[b] + i * kBlock, Mode::kDepth * kBlock);
+        for (int b = 0; b < B && kFetches; ++b) {
+            prefetch(ahead[b] + (at - keys[0]), kNumbers);
+            prefetch(beside[b] + (at - keys[0]), kNumbers);
         }
-        Mode::template add<M, B * kBlockVectors, kBlockVectors>(sums, q + i, dim, keys[0] + i * kBlock, apart);
+        Mode::template add<M, B * kBlockVectors, kBlockVectors>(sums, q, dim, at, apart);
     }
     sums.store(scores, kKeyTile, {});
 }
 
-// Scores of a head's rows and the first `tokens` tokens of a key tile. Prefetches the keys of the next tile, and this tile's
-// values if `is_first`: those of others are prefetched by add_part.
+// Scores of M rows and `count` blocks.
+template <class Mode, int M, bool kFetches>
+void score_rows(const typename Mode::Input* q, int64_t dim, const typename Mode::Number* const* keys,
+                const typename Mode::Number* const* ahead, const typename Mode::Number* const* beside, int64_t count,
+                float* scores) {
+    constexpr int kTogether = 2 * M * kBlockVectors <= linear::kMaxSums ? 2 : 1;
+    int64_t b = 0;
+    for (; b + kTogether <= count; b += kTogether)
+        score_blocks<Mode, M, kTogether, kFetches>(q, dim, keys + b, ahead + b, beside + b, scores + b * kBlock);
+    for (; b < count; ++b)
+        score_blocks<Mode, M, 1, kFetches>(q, dim, keys + b, ahead + b, beside + b, scores + b * kBlock);
+}
+
+// Scores of a head's rows and the first `tokens` tokens of a key tile. The first rows prefetch the keys of the next tile, and this
+// tile's values if `is_first`: those of others are prefetched by add_part.
 template <class Mode>
 void score_part(const TileBlocks<typename Mode::Number>& here, const TileBlocks<typename Mode::Number>& next, bool is_first,
                 int64_t dim, const typename Mode::Input* q, int64_t rows, int64_t tokens, float* scores) {
     const int64_t blocks = (tokens + kBlock - 1) / kBlock;
+    const auto* beside = is_first ? here.values : here.keys;
     linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
-        const auto& ahead = row ? here.keys : next.keys;
-        const auto& beside = row || !is_first ? here.keys : here.values;
         tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
-            constexpr int kTogether = 2 * m * kBlockVectors <= linear::kMaxSums ? 2 : 1;
-            float* to = scores + row * kKeyTile;
-            int64_t b = 0;
-            for (; b + kTogether <= blocks; b += kTogether)
-                score_blocks<Mode, m, kTogether>(q + row * dim, dim, here.keys + b, ahead + b, beside + b, to + b * kBlock);
-            for (; b < blocks; ++b)
-                score_blocks<Mode, m, 1>(q + row * dim, dim, here.keys + b, ahead + b, beside + b, to + b * kBlock);
+            const auto score = row ? score_rows<Mode, m, false> : score_rows<Mode, m, true>;
+            score(q + row * dim, dim, here.keys, next.keys, beside, blocks, scores + row * kKeyTile);
         });
     });
 }
 
 // out += weights values, of M rows, C vectors of columns from `column` on, and the first `tokens` tokens of a key tile.
-// Behind the last token there may be values of another sequence, which must not be used: zeros take their place.
-template <class Mode, int M, int C>
+// Behind the last token there may be values of another sequence, which must not be used: zeros take their place. If kFetches,
+// prefetches the same of the blocks `next`.
+template <class Mode, int M, int C, bool kFetches>
 [[gnu::noinline]] void add_columns(const typename Mode::Number* const* blocks, const typename Mode::Number* const* next,
                                    int64_t dim, const typename Mode::Input* weights, int64_t column, int64_t tokens,
                                    float* out) {
@@ -152,10 +163,14 @@ template <class Mode, int M, int C>
         const auto* values = *blocks++ + kDepth * column;
         const auto* ahead = *next++ + kDepth * column;
         const int64_t count = std::min(kBlock, tokens - first);
+        const auto *at = weights, *const end = at + count / kDepth * kDepth;
 #pragma GCC unroll kUnrolled
-        for (int64_t token = 0; token + kDepth <= count; token += kDepth, values += kDepth * dim, ahead += kDepth * dim) {
-            prefetch(ahead, kDepth * sums.kColumns);
-            Mode::template add<M, C>(sums, weights + token, kKeyTile, values);
+        for (; at != end; at += kDepth, values += kDepth * dim) {
+            if constexpr (kFetches) {
+                prefetch(ahead, kDepth * sums.kColumns);
+                ahead += kDepth * dim;
+            }
+            Mode::template add<M, C>(sums, at, kKeyTile, values);
         }
         if constexpr (kDepth == 2)
             if (count % 2) {
@@ -167,23 +182,28 @@ template <class Mode, int M, int C>
     sums.store(out, dim, {nullptr, true});
 }
 
-// Adds the weighted values of the first `tokens` tokens of a key tile. Prefetches those of the next tile.
+// The same of M rows and all columns.
+template <class Mode, int M, bool kFetches>
+void add_rows(const typename Mode::Number* const* blocks, const typename Mode::Number* const* next, int64_t dim,
+              const typename Mode::Input* weights, int64_t tokens, float* out) {
+    constexpr int kWide = 2 * linear::kTileVectors;
+    constexpr int kVectors = kWide * M <= linear::kMaxSums ? kWide : linear::kTileVectors;
+    constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
+    int64_t i = 0;
+    for (; i + kColumns <= dim; i += kColumns)
+        add_columns<Mode, M, kVectors, kFetches>(blocks, next, dim, weights, i, tokens, out + i);
+    for (; i < dim; i += kBlock)
+        add_columns<Mode, M, kBlockVectors, kFetches>(blocks, next, dim, weights, i, tokens, out + i);
+}
+
+// Adds the weighted values of the first `tokens` tokens of a key tile. The first rows prefetch those of the next tile.
 template <class Mode>
 void add_part(const TileBlocks<typename Mode::Number>& here, const TileBlocks<typename Mode::Number>& next, int64_t dim,
               const typename Mode::Input* weights, int64_t rows, int64_t tokens, float* out) {
     linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
-        const auto* from = weights + row * kKeyTile;
-        const auto& ahead = row ? here.values : next.values;
-        float* to = out + row * dim;
         tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
-            constexpr int kWide = 2 * linear::kTileVectors;
-            constexpr int kVectors = kWide * m <= linear::kMaxSums ? kWide : linear::kTileVectors;
-            constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
-            int64_t i = 0;
-            for (; i + kColumns <= dim; i += kColumns)
-                add_columns<Mode, m, kVectors>(here.values, ahead, dim, from, i, tokens, to + i);
-            for (; i < dim; i += kBlock)
-                add_columns<Mode, m, kBlockVectors>(here.values, ahead, dim, from, i, tokens, to + i);
+            const auto add = row ? add_rows<Mode, m, false> : add_rows<Mode, m, true>;
+            add(here.values, next.values, dim, weights + row * kKeyTile, tokens, out + row * dim);
         });
     });
 }

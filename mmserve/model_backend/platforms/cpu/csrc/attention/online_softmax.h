@@ -26,6 +26,13 @@ inline bool exceeds(linear::Vector x, float bound) {
 #endif
 }
 
+// 2^x in each lane.
+inline linear::Vector power_of_two(float x) {
+    linear::Vector of[1] = {};
+    exponentials::power(of, -x, exponentials::kAccurate);
+    return of[0];
+}
+
 // The softmax of one row whose scores arrive in parts. Its weights are rounded to bfloat16 if kRounds, but not in its sum,
 // which has 16 lanes.
 template <bool kRounds>
@@ -35,6 +42,7 @@ struct OnlineSoftmax {
     // The sums are seldom rescaled: weights may be as large as exp(kSlack), which float32 and bfloat16 hold as well as 1.
     static constexpr float kSlack = 8.f;
     float largest = kMinusInfinity;  // or up to kSlack less than the largest score
+    float shift = 0.f;               // log2(e) times that, rounded: weights are powers of 2
     Vector sums[kParts] = {};
 
     // Turns the row's next scores into weights, perhaps in place, relative to about the largest score so far. Rescales the
@@ -52,7 +60,6 @@ struct OnlineSoftmax {
         if (exceeds(highest, largest + kSlack)) rescale(tile::horizontal_max(highest), out, dim);
         Vector totals[kParts];  // in registers
         exponentials::for_each_vector<kParts>([&](int i) { totals[i] = sums[i]; });
-        const float shift = largest;
         constexpr int64_t kTogether = 4 * kLanes;
         int64_t j = 0;
         for (; j + kTogether <= count; j += kTogether) weigh<4>(scores + j, shift, weights + j, totals);
@@ -67,24 +74,15 @@ struct OnlineSoftmax {
     }
 
 private:
-    template <int N>
-    [[gnu::always_inline]] static void weights_of(Vector (&x)[N], float shift) {
-        if constexpr (kRounds) {
-            exponentials::short_exponential(x, shift);
-        } else {
-            exponentials::for_each_vector<N>([&](int i) { x[i] = x[i] - shift; });
-            exponentials::exponential(x);
-        }
-    }
-
     void rescale(float top, float* out, int64_t dim) {
+        const float to = tile::rounded(tile::broadcast(top) * exponentials::kLog2e)[0];
         if (largest != kMinusInfinity) {  // else there is nothing
-            Vector scale[1] = {tile::broadcast<Vector>(largest)};
-            weights_of(scale, top);
-            for (int64_t i = 0; i < dim; ++i) out[i] *= scale[0][0];
-            for (Vector& sum : sums) sum *= scale[0];
+            const Vector scale = power_of_two(shift - to);
+            for (int64_t i = 0; i < dim; ++i) out[i] *= scale[0];
+            for (Vector& sum : sums) sum *= scale;
         }
         largest = top;
+        shift = to;
     }
 
     // N vectors of scores.
@@ -92,7 +90,10 @@ private:
     [[gnu::always_inline]] static void weigh(const float* scores, float shift, Input* weights, Vector (&totals)[kParts]) {
         Vector numbers[N];
         exponentials::for_each_vector<N>([&](int i) { numbers[i] = tile::load<Vector>(scores + i * kLanes); });
-        weights_of(numbers, shift);
+        if constexpr (kRounds)
+            exponentials::power(numbers, shift, exponentials::kShort);
+        else
+            exponentials::power(numbers, shift, exponentials::kAccurate);
         exponentials::for_each_vector<N>([&](int i) { totals[i % kParts] += numbers[i]; });
         if constexpr (kRounds)
             linear::store_inputs(numbers, weights);
@@ -112,12 +113,14 @@ void merge(Softmax& row, float* out, const Softmax& later, const float* later_ou
         return;
     }
     const bool grew = later.largest > row.largest;
-    const float scale = std::exp(-std::abs(later.largest - row.largest));
+    const float scale = power_of_two(-std::abs(later.shift - row.shift))[0];
     for (int part = 0; part < Softmax::kParts; ++part)
         row.sums[part] = grew ? row.sums[part] * scale + later.sums[part] : later.sums[part] * scale + row.sums[part];
     for (int64_t i = 0; i < columns; ++i)
         out[i] = grew ? std::fma(out[i], scale, later_out[i]) : std::fma(later_out[i], scale, out[i]);
-    if (grew) row.largest = later.largest;
+    if (!grew) return;
+    row.largest = later.largest;
+    row.shift = later.shift;
 }
 
 }  // namespace attention
