@@ -115,6 +115,28 @@ IMAGES = ((3, 40), (41, 42), (60, 77))
 LENGTH = 80
 
 
+@pytest.mark.parametrize("largest", [1.0, 30.0])
+def test_long_contexts_are_as_exact_as_float32_allows(largest: float) -> None:
+    """Scores up to about four times ``largest``, and rows whose sums are rescaled and merged from two segments."""
+    step, backend = step_of([(0, 1500)]), paged(3, 1, 64)
+    heads = random(1500, 5, 64) * torch.tensor([largest] * 3 + [1.0, 1.0])[:, None]
+    cache = torch.zeros(backend.kv_shape(len(step.block_tables[0]), BLOCK))
+    metadata = backend.builder(LIMITS._replace(max_tokens=1500)).build(step)
+    chosen = heads.clone()
+    found = backend.forward(chosen[:, :3], chosen[:, 3:].unflatten(1, (2, 1)), cache, metadata)
+    exact, of_torch = (attend_causally(heads.to(dtype)) for dtype in (torch.float64, torch.float32))
+    assert (found - exact).abs().max() <= 2 * (of_torch - exact).abs().max()
+
+
+def attend_causally(heads: torch.Tensor) -> torch.Tensor:
+    """[T, 3, dim] of [T, 3 + 1 + 1, dim]."""
+    q, k, v = heads.transpose(0, 1).split([3, 1, 1])
+    scores = (q @ k.transpose(1, 2) * heads.shape[-1] ** -0.5).masked_fill(
+        ~torch.ones(len(heads), len(heads), dtype=torch.bool).tril(), -torch.inf
+    )
+    return (scores.softmax(-1) @ v).transpose(0, 1)
+
+
 def image_ends(positions: np.ndarray) -> np.ndarray:
     ends = positions + 1
     for start, end in IMAGES:
