@@ -8,8 +8,8 @@
 namespace linear {
 
 struct Ways {
-    // How far ahead weights are fetched into the second-level cache; 0: not at all. Layouts of quantized weights, and rows
-    // for which a panel takes several tiles, fetch the next panel for any other number.
+    // How far ahead weights are fetched into the second-level cache; 0: not at all. Layouts of quantized weights fetch the
+    // next panel for any other number, and so do rows for which a panel takes several tiles (not of tile registers).
     int64_t ahead_nbytes;
     int64_t task_outputs;  // a multiple of 32
     // Bytes of float32 inputs in one task. Each task reads its weights again, and more inputs do not stay in the cache.
