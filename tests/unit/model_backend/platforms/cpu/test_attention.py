@@ -118,14 +118,26 @@ LENGTH = 80
 @pytest.mark.parametrize("largest", [1.0, 30.0])
 def test_long_contexts_are_as_exact_as_float32_allows(largest: float) -> None:
     """Scores up to about four times ``largest``, and rows whose sums are rescaled and merged from two segments."""
+    heads, found = a_long_prompt(largest)
+    exact, of_torch = (attend_causally(heads.to(dtype)) for dtype in (torch.float64, torch.float32))
+    assert (found - exact).abs().max() <= 2 * (of_torch - exact).abs().max()
+
+
+@pytest.mark.parametrize("largest", [1e7, 1e10, 1e20])
+def test_huge_scores_leave_one_key(largest: float) -> None:
+    heads, found = a_long_prompt(largest)
+    torch.testing.assert_close(found, attend_causally(heads), rtol=1e-6, atol=1e-6)
+
+
+def a_long_prompt(largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries, keys and values, and what the kernel finds. Scores are up to about four times ``largest``."""
     step, backend = step_of([(0, 1500)]), paged(3, 1, 64)
     heads = random(1500, 5, 64) * torch.tensor([largest] * 3 + [1.0, 1.0])[:, None]
     cache = torch.zeros(backend.kv_shape(len(step.block_tables[0]), BLOCK))
     metadata = backend.builder(LIMITS._replace(max_tokens=1500)).build(step)
     chosen = heads.clone()
     found = backend.forward(chosen[:, :3], chosen[:, 3:].unflatten(1, (2, 1)), cache, metadata)
-    exact, of_torch = (attend_causally(heads.to(dtype)) for dtype in (torch.float64, torch.float32))
-    assert (found - exact).abs().max() <= 2 * (of_torch - exact).abs().max()
+    return heads, found
 
 
 def attend_causally(heads: torch.Tensor) -> torch.Tensor:

@@ -26,10 +26,10 @@ inline bool exceeds(linear::Vector x, float bound) {
 #endif
 }
 
-// 2^x in each lane.
-inline linear::Vector power_of_two(float x) {
-    linear::Vector of[1] = {};
-    exponentials::power(of, -x, exponentials::kAccurate);
+// exp(x) in each lane.
+inline linear::Vector exponential_of(float x) {
+    linear::Vector of[1] = {tile::broadcast<linear::Vector>(x)};
+    exponentials::power(of, 0.f, exponentials::kAccurate);
     return of[0];
 }
 
@@ -42,7 +42,6 @@ struct OnlineSoftmax {
     // The sums are seldom rescaled: weights may be as large as exp(kSlack), which float32 and bfloat16 hold as well as 1.
     static constexpr float kSlack = 8.f;
     float largest = kMinusInfinity;  // or up to kSlack less than the largest score
-    float shift = 0.f;               // log2(e) times that, rounded: weights are powers of 2
     Vector sums[kParts] = {};
 
     // Turns the row's next scores into weights, perhaps in place, relative to about the largest score so far. Rescales the
@@ -62,8 +61,8 @@ struct OnlineSoftmax {
         exponentials::for_each_vector<kParts>([&](int i) { totals[i] = sums[i]; });
         constexpr int64_t kTogether = 4 * kLanes;
         int64_t j = 0;
-        for (; j + kTogether <= count; j += kTogether) weigh<4>(scores + j, shift, weights + j, totals);
-        for (; j < count; j += 16) weigh<kParts>(scores + j, shift, weights + j, totals);
+        for (; j + kTogether <= count; j += kTogether) weigh<4>(scores + j, largest, weights + j, totals);
+        for (; j < count; j += 16) weigh<kParts>(scores + j, largest, weights + j, totals);
         exponentials::for_each_vector<kParts>([&](int i) { sums[i] = totals[i]; });
     }
 
@@ -75,14 +74,12 @@ struct OnlineSoftmax {
 
 private:
     void rescale(float top, float* out, int64_t dim) {
-        const float to = tile::rounded(tile::broadcast(top) * exponentials::kLog2e)[0];
         if (largest != kMinusInfinity) {  // else there is nothing
-            const Vector scale = power_of_two(shift - to);
+            const Vector scale = exponential_of(largest - top);
             for (int64_t i = 0; i < dim; ++i) out[i] *= scale[0];
             for (Vector& sum : sums) sum *= scale;
         }
         largest = top;
-        shift = to;
     }
 
     // N vectors of scores.
@@ -90,10 +87,12 @@ private:
     [[gnu::always_inline]] static void weigh(const float* scores, float shift, Input* weights, Vector (&totals)[kParts]) {
         Vector numbers[N];
         exponentials::for_each_vector<N>([&](int i) { numbers[i] = tile::load<Vector>(scores + i * kLanes); });
-        if constexpr (kRounds)
-            exponentials::power(numbers, shift, exponentials::kShort);
-        else
-            exponentials::power(numbers, shift, exponentials::kAccurate);
+        if constexpr (kRounds) {
+            exponentials::power(numbers, shift * exponentials::kLog2e, exponentials::kShort);
+        } else {  // the difference first: rounding the products of huge scores would leave large powers
+            exponentials::for_each_vector<N>([&](int i) { numbers[i] = numbers[i] - shift; });
+            exponentials::power(numbers, 0.f, exponentials::kAccurate);
+        }
         exponentials::for_each_vector<N>([&](int i) { totals[i % kParts] += numbers[i]; });
         if constexpr (kRounds)
             linear::store_inputs(numbers, weights);
@@ -113,14 +112,12 @@ void merge(Softmax& row, float* out, const Softmax& later, const float* later_ou
         return;
     }
     const bool grew = later.largest > row.largest;
-    const float scale = power_of_two(-std::abs(later.shift - row.shift))[0];
+    const float scale = exponential_of(-std::abs(later.largest - row.largest))[0];
     for (int part = 0; part < Softmax::kParts; ++part)
         row.sums[part] = grew ? row.sums[part] * scale + later.sums[part] : later.sums[part] * scale + row.sums[part];
     for (int64_t i = 0; i < columns; ++i)
         out[i] = grew ? std::fma(out[i], scale, later_out[i]) : std::fma(later_out[i], scale, out[i]);
-    if (!grew) return;
-    row.largest = later.largest;
-    row.shift = later.shift;
+    if (grew) row.largest = later.largest;
 }
 
 }  // namespace attention
