@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.devices.even_products import even_products
+from tests.fakes.devices.nested_calls import quick_nested_calls
 
 
 @pytest.fixture(autouse=True)
-def rows_have_equal_bits_in_every_batch() -> Iterator[None]:
-    with even_products():
+def interpreter() -> Iterator[None]:
+    with even_products(), quick_nested_calls():
         yield
