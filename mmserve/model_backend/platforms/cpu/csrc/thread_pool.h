@@ -160,7 +160,7 @@ void parallel_for(int64_t count, const Body& body) {
     shared().run([](const void* job, int64_t index) { (*static_cast<const Body*>(job))(index); }, &body, count);
 }
 
-constexpr int64_t kMinBlockRows = 32;  // of a thread; each block reads all weights
+constexpr int64_t kMinBlockRows = 32;  // of a thread that computes alone; each block reads all weights
 constexpr int64_t kMaxBlockRows = 64;
 constexpr int64_t kMinTaskElements = 1 << 14;  // smaller tasks are not worth handing to another thread
 
@@ -174,18 +174,25 @@ void parallel_for_rows(int64_t count, int64_t elements, const Body& body) {
     });
 }
 
-// Calls body(first, count) for blocks of rows. If they are many, each block is a task of its own: one thread does all that
-// body does with the block, whose intermediate results stay in its cache, and no thread waits for others in between. Else
-// there is one block, and body's own jobs have all threads.
+// Calls body(first, count) for blocks of rows, whose intermediate results stay in the caches: one block after the other, and
+// body's own jobs have all threads. Or, where is_alone and rows are many, a block is a task of one thread. Then threads wait for
+// each other less often, but one that gets less of its core delays the others by what is left of its whole block.
 template <class Body>
-void for_each_block(int64_t rows, const Body& body) {
-    const int64_t threads = shared().num_threads();
-    if (rows < kMinBlockRows * threads) return body(0, rows);
-    const int64_t blocks = (rows + kMaxBlockRows * threads - 1) / (kMaxBlockRows * threads) * threads;
-    parallel_for(blocks, [&](int64_t block) {
-        const Alone alone;
+void for_each_block(int64_t rows, bool is_alone, const Body& body) {
+    const int64_t threads = shared().num_threads(), most = kMaxBlockRows * threads, rounds = (rows + most - 1) / most;
+    is_alone &= rows >= kMinBlockRows * threads;
+    const int64_t blocks = is_alone ? rounds * threads : rounds;
+    const auto run = [&](int64_t block) {
         const int64_t first = rows * block / blocks;
         body(first, rows * (block + 1) / blocks - first);
+    };
+    if (!is_alone) {
+        for (int64_t block = 0; block < blocks; ++block) run(block);
+        return;
+    }
+    parallel_for(blocks, [&](int64_t block) {
+        const Alone alone;
+        run(block);
     });
 }
 
