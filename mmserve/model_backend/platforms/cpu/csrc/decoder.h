@@ -129,7 +129,6 @@ struct Decoder {
 template <class Ops>
 void run(const Layer* layers, const Shape& shape, const Step& step) {
     const int64_t size = shape.hidden, qkv = layers->qkv.out;
-    const bool is_alone = !layers->qkv.multiplies_floats();
     int64_t rows = step.rows;
     const auto heads = memory::allocate<float>(rows * qkv);
     const auto attended = memory::allocate<float>(rows * layers->attention_out.in);
@@ -140,7 +139,7 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
     last.num_tiles = static_cast<int64_t>(tiles.size()) / 4;
     for (int64_t l = 0; l < shape.layers; ++l) {
         const Layer& layer = layers[l];
-        pool::for_each_block(rows, is_alone, [&](int64_t first, int64_t count) { decoder.project(layer, first, count); });
+        pool::for_each_block(rows, [&](int64_t first, int64_t count) { decoder.project(layer, first, count); });
         const bool is_last = l + 1 == shape.layers;
         Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer, shape, is_last ? last : step, attended.get());
         if (is_last) {
@@ -148,7 +147,7 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
             gather(step, step.hidden, size);
             rows = step.num_logits;
         }
-        pool::for_each_block(rows, is_alone, [&](int64_t first, int64_t count) { decoder.finish(layer, first, count); });
+        pool::for_each_block(rows, [&](int64_t first, int64_t count) { decoder.finish(layer, first, count); });
         if (l < step.layers_with_added)
             Ops::add_rows(step.added + l * step.num_added * size, step.added_rows, step.hidden, step.num_added, size);
     }

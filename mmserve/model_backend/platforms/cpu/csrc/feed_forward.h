@@ -22,7 +22,7 @@ struct Block {
 template <class Ops>
 void run(const Block& block, float* x, int64_t rows) {
     const int64_t size = block.up.in, inner = block.down.in, wide = block.up.out;
-    pool::for_each_block(rows, !block.up.multiplies_floats(), [&](int64_t first, int64_t count) {
+    pool::for_each_block(rows, [&](int64_t first, int64_t count) {
         float *hidden = x + first * size, *normed = memory::scratch<struct Normed, float>(count * size);
         float* widened = memory::scratch<struct Widened, float>(count * wide);
         if (block.norm_bias)

@@ -160,8 +160,8 @@ void parallel_for(int64_t count, const Body& body) {
     shared().run([](const void* job, int64_t index) { (*static_cast<const Body*>(job))(index); }, &body, count);
 }
 
-constexpr int64_t kMinBlockRows = 32;  // of a thread that computes alone; each block reads all weights
-constexpr int64_t kMaxBlockRows = 64;
+constexpr int64_t kBlockRows = 64;             // of a thread, at most
+constexpr int64_t kManyBlocks = 8;             // of a thread: it waits for an eighth of its time at most
 constexpr int64_t kMinTaskElements = 1 << 14;  // smaller tasks are not worth handing to another thread
 
 // Calls body(row) for every row of `elements` numbers, on all threads.
@@ -174,19 +174,19 @@ void parallel_for_rows(int64_t count, int64_t elements, const Body& body) {
     });
 }
 
-// Calls body(first, count) for blocks of rows, whose intermediate results stay in the caches: one block after the other, and
-// body's own jobs have all threads. Or, where is_alone and rows are many, a block is a task of one thread. Then threads wait for
-// each other less often, but one that gets less of its core delays the others by what is left of its whole block.
+// Calls body(first, count) for blocks of rows, whose intermediate results stay in the caches. If a thread gets many blocks, each
+// is a task of one thread, so that threads wait for each other less often. Else it is one block after the other, and body's own
+// jobs have all threads: one that gets less of its core than another would delay it by what is left of a whole block.
 template <class Body>
-void for_each_block(int64_t rows, bool is_alone, const Body& body) {
-    const int64_t threads = shared().num_threads(), most = kMaxBlockRows * threads, rounds = (rows + most - 1) / most;
-    is_alone &= rows >= kMinBlockRows * threads;
-    const int64_t blocks = is_alone ? rounds * threads : rounds;
+void for_each_block(int64_t rows, const Body& body) {
+    const int64_t threads = shared().num_threads(), most = kBlockRows * threads, rounds = (rows + most - 1) / most;
+    const bool many = rounds >= kManyBlocks;
+    const int64_t blocks = many ? rounds * threads : rounds;
     const auto run = [&](int64_t block) {
         const int64_t first = rows * block / blocks;
         body(first, rows * (block + 1) / blocks - first);
     };
-    if (!is_alone) {
+    if (!many) {
         for (int64_t block = 0; block < blocks; ++block) run(block);
         return;
     }
