@@ -86,14 +86,14 @@ def layer(outputs: int, inputs: int, seed: int, *, bias: bool, rounds: bool) -> 
     return Layer(method, random(outputs, seed=seed + 1) if bias else None)
 
 
-@pytest.mark.parametrize("rows", [1, 40, 301])
+@pytest.mark.parametrize("rows", [1, 40, 301, 1100])
 @pytest.mark.parametrize("rounds", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("gated", "activation"), [(False, "gelu"), (True, "silu"), (False, "relu")])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_feed_forward_block_gives_the_bits_of_its_operations(
     rows: int, rounds: bool, gated: bool, activation: str, scaled: bool
 ) -> None:
-    """Few rows, and many that are computed block by block. Unknown activations are left to torch."""
+    """One block of rows, several, and so many that each is one thread's. Unknown activations are left to torch."""
     ops, size, inner = KernelOps(kernels(), rounds=rounds), 40, 56
     up = layer((1 + gated) * inner, size, 3, bias=not gated, rounds=rounds)
     down = layer(size, inner, 5, bias=True, rounds=rounds)
