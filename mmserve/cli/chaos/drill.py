@@ -37,14 +37,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """One fault. ``recovered_s``: seconds until all processes ran and the server was ready; None if it never was.
-    ``met``: False for an injected fault that the process had no work to meet in."""
+    """One fault. ``recovered_s``: seconds from its end until all processes ran and the server was ready; None if it
+    never was. ``met``: False for an injected fault that the process had no work to meet in. ``inflicting_s``: seconds
+    from ``at_s`` to its end, in which a process may have been stopped."""
 
     fault: Fault
     at_s: float
     num_live: int
     recovered_s: float | None
     met: bool = True
+    inflicting_s: float = 0.0
 
 
 @dataclass
@@ -66,27 +68,22 @@ class Result:
     def unexplained(self) -> list[Outcome]:
         """Requests that no fault may have ended: all that failed, and connections broken without an HTTP worker's
         death."""
+        windows = [
+            (record.at_s, record.at_s + record.inflicting_s + (record.recovered_s or RECOVERY_TIMEOUT_S))
+            for record in self.faults
+            if record.fault.breaks_connections
+        ]
         return [
             outcome
             for outcome in self.outcomes
             if outcome.verdict in ("failed", "wrong")
-            or (outcome.verdict == "broken" and not any(_may_break(record, outcome) for record in self.faults))
+            or (outcome.verdict == "broken" and not any(start <= outcome.ended_s <= end for start, end in windows))
         ]
 
     @property
     def passed(self) -> bool:
         recovered = all(record.recovered_s is not None for record in self.faults)
         return recovered and not self.unexplained and not self.left_over
-
-
-def _may_break(record: FaultRecord, outcome: Outcome) -> bool:
-    """Whether a fault may have broken a connection: one that was opened before the server was ready again. Of dozens
-    that break at once a busy client notices some later than a new HTTP worker is ready."""
-    if not record.fault.breaks_connections:
-        return False
-    ready_s = record.at_s + record.fault.stopped_s + (record.recovered_s or RECOVERY_TIMEOUT_S)
-    last_s = ready_s + _SETTLE_S if outcome.started_s < ready_s else ready_s
-    return record.at_s <= outcome.ended_s <= last_s
 
 
 def run(
@@ -181,7 +178,8 @@ class _Drill:
         fault_ended_s = time.monotonic()
         recovered = await self._recovered()
         took_s = time.monotonic() - fault_ended_s
-        self._result.faults.append(FaultRecord(fault, at_s, num_live, took_s if recovered else None, met))
+        recovered_s = took_s if recovered else None
+        self._result.faults.append(FaultRecord(fault, at_s, num_live, recovered_s, met, fault_ended_s - at_s))
         outcome = f"recovered in {took_s:.1f} s" if recovered else "NOT recovered"
         outcome = outcome if met else "the process had no work to meet it in"
         self._say(f"{fault.title}: {fault.name} with {num_live} streams; {outcome}")

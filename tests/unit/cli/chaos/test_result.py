@@ -24,12 +24,10 @@ def test_connections_may_break_only_while_an_http_worker_is_lost() -> None:
         assert not Result([outcome("broken", late)], [HTTP_KILL, ENGINE_KILL]).passed
 
 
-def test_a_client_may_notice_late_that_a_connection_broke() -> None:
-    """Not of a connection that was opened when the HTTP worker was there again."""
-    before, after = 101.75, 102.25
-    for opened_s, noticed_s, passes in ((before, 103.0, True), (before, 106.0, False), (after, 103.0, False)):
-        broken = Outcome(3, "broken", "why", opened_s, noticed_s, (), 0)
-        assert Result([broken], [HTTP_KILL]).passed == passes
+def test_what_it_took_to_inflict_the_fault_is_a_part_of_that_time() -> None:
+    slow = FaultRecord(Fault("httpserver 0", "kill"), 100.0, 64, 2.0, inflicting_s=0.5)
+    assert Result([outcome("broken", 102.25)], [slow]).passed
+    assert not Result([outcome("broken", 102.75)], [slow]).passed
 
 
 def test_no_fault_explains_a_wrong_or_failed_answer() -> None:
