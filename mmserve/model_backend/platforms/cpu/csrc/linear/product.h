@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "linear/inputs.h"
+#include "linear/loop_avx2.h"
 #include "linear/panels.h"
 #include "tile.h"
 
@@ -19,6 +20,7 @@ using Sums = tile::Sums<Vector, M, C>;
 // float32 inputs and weights. Inputs in ascending order.
 struct Exact : Float32 {
     using Input = float;
+    static constexpr bool kAscends = true;
     static Rows<float> inputs(const Job& job) { return unrounded(job); }
     static constexpr bool kFlushes = false;
 
@@ -32,6 +34,7 @@ struct Exact : Float32 {
 // bfloat16 weights, widened: the bits of `Exact` with the same numbers.
 struct Widened : Bfloat16 {
     using Input = float;
+    static constexpr bool kAscends = true;
     static Rows<float> inputs(const Job& job) { return unrounded(job); }
     static constexpr bool kFlushes = false;
 
@@ -52,6 +55,7 @@ struct Widened : Bfloat16 {
 // each by a fused multiply-add to the nearest float, denormal numbers as zeros. BFMLALT and BFMLALB of AArch64 are these
 // multiply-adds, but for a sum just below the smallest normal number (FlushDenormals). Without such instructions, the same bits by multiply-adds of floats.
 struct Rounded : Bfloat16 {
+    static constexpr bool kAscends = false;
     static constexpr bool kFlushes = true;
 
 #if defined(__AVX512BF16__)
@@ -112,20 +116,16 @@ struct Rounded : Bfloat16 {
     }
 };
 
-// Weights that are fetched into the second-level cache while a tile is computed: for every Mode::kDepth inputs as many bytes
-// as the tile multiplies with, from an address that grows by `step` bytes.
-struct Ahead {
-    const char* from;
-    int64_t step;
-};
-
 // M rows times C vectors of outputs. `weights` are those of the first output in its panel.
 template <class Mode, int M, int C>
 [[gnu::always_inline]] inline Sums<M, C> sums_of(int64_t K, const typename Mode::Input* x, int64_t stride,
                           const typename Mode::Number* weights, Ahead ahead) {
     constexpr int64_t kNbytes = C * tile::kLanes<Vector> * Mode::kDepth * sizeof(*weights);
     Sums<M, C> sums;
-    for (int64_t k = 0; k + Mode::kDepth <= K; k += Mode::kDepth, weights += kPanel * Mode::kDepth) {
+    int64_t k = 0;
+    if constexpr (Mode::kAscends && C == kTileVectors) k = sum_first(sums, K, x, stride, weights, ahead);
+    weights += k * kPanel;
+    for (; k + Mode::kDepth <= K; k += Mode::kDepth, weights += kPanel * Mode::kDepth) {
         for (int64_t i = 0; i < kNbytes; i += memory::kLine) __builtin_prefetch(ahead.from + i, 0, 2);
         ahead.from += ahead.step;
         Mode::template add<M, C>(sums, x + k, stride, weights);

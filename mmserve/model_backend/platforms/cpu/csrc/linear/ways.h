@@ -16,6 +16,13 @@ struct Ways {
     int64_t task_rows_nbytes;
 };
 
+// Weights that are fetched into the second-level cache while a tile is computed: for every Mode::kDepth inputs as many bytes
+// as the tile multiplies with, from an address that grows by `step` bytes.
+struct Ahead {
+    const char* from;
+    int64_t step;
+};
+
 // What a product of up to max_rows rows is computed with. weights: their kind, as in mm_linear.
 struct Choice {
     int64_t weights, K, N, max_rows;
