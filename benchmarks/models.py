@@ -36,7 +36,7 @@ from benchmarks.load.memory import MIB, usage
 from benchmarks.load.named import WORKLOADS
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload
-from benchmarks.peers.servers import OURS, PEERS, Capacity, Peer, Setup, started
+from benchmarks.peers.servers import OURS, PEERS, Capacity, Peer, Setup, for_pictures, started
 from mmserve.checkpoint.registry import TEXT
 from mmserve.monitoring.metrics.names import PREFIX
 
@@ -50,8 +50,6 @@ _FIGURES = (
     *("requests/s", "tokens/s", "TTFT p50 ms", "ITL p50 ms", "CPU s", "tower ms", "decoding ms"),
     *("prompt tokens", "PSS MiB", "ready s"),
 )
-_ONE_PICTURE = ' --limit-mm-per-prompt {{"image":1,"video":0}}'
-"""Without it vLLM reserves memory for videos, which no request has."""
 
 
 class Model(NamedTuple):
@@ -105,9 +103,7 @@ def measure(peer: Peer, model: Model, path: Path, options: argparse.Namespace) -
     """Start the server, measure it, stop it. Raises RuntimeError if it does not start or a request fails."""
     setup = Setup(options.vllm, options.port, options.dtype, options.serve_args)
     load = dataclasses.replace(model.load, requests=options.requests or model.load.requests)
-    if peer.name != OURS and load.images:
-        peer = dataclasses.replace(peer, command=peer.command + _ONE_PICTURE)
-    with started(peer, path, model.capacity, setup) as (target, start_s):
+    with started(for_pictures(peer) if load.images else peer, path, model.capacity, setup) as (target, start_s):
         runs = [_run(target, load, seed) for seed in range(-1, options.repeats)][1:]
         assert target.pid is not None
         pss_mib = usage(target.pid).nbytes / MIB

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.load.server import STOP_TIMEOUT_S, Target, exit_on_sigterm
@@ -112,12 +112,19 @@ PEERS = (
     _openvino("openvino"),
     _openvino("openvino-kv16", "--kv-precision f16"),
 )
+_ONE_PICTURE = ' --limit-mm-per-prompt {{"image":1,"video":0}}'
+"""Without it vLLM reserves memory for videos, which no request has."""
 MODES = {
     "vllm": ("vllm", "vllm-float32", "vllm-compiled"),
     "llama.cpp": ("llama.cpp",),
     "openvino": ("openvino-kv16",),
 }
 """Peer -> its modes that count for the targets: all of vLLM's, of the others those of equal bits."""
+
+
+def for_pictures(peer: Peer) -> Peer:
+    """The server, told that a request has one picture and no video if it must be told."""
+    return peer if peer.name == OURS else replace(peer, command=peer.command + _ONE_PICTURE)
 
 
 @contextlib.contextmanager

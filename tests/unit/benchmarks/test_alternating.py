@@ -51,3 +51,19 @@ def test_a_ratio_is_that_of_one_round() -> None:
     }
     (row,) = alternating.ratios(rounds)
     assert (row["median"], row["least"], row["most"]) == (1.5, 1.2, 2.0)
+
+
+def test_a_limit_that_is_not_known_is_left_out() -> None:
+    rows = [{"tokens_per_s": 1.0, "ttft_p50_ms": 1.0, "itl_p50_ms": 1.0, "requests_per_s": 1.0}]
+    assert [row.keys() for row in alternating.medians({"ours": rows}, None)] == [{"server", *alternating.FIGURES}]
+
+
+@pytest.mark.parametrize(("flags", "refused"), [("W4", "openvino"), ("W2 --model m", "llama.cpp")])
+def test_servers_of_one_text_model_get_no_pictures_and_no_other_model(
+    flags: str, refused: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = f"alternating --peers . --load {flags} --server mmserve --server {refused}".split()
+    monkeypatch.setattr("sys.argv", argv)
+    with pytest.raises(SystemExit):
+        alternating.arguments()
+    assert "for mmserve, vllm" in capsys.readouterr().err
