@@ -9,6 +9,7 @@ round, because a machine's rate may drift by more than they differ.
 
     python -m benchmarks.text_families
     python -m benchmarks.text_families --size large --rounds 2
+    python -m benchmarks.text_families --load batch --rounds 10
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ _DECODE = Workload("decode", 1, requests=2, prompt_words=32, output_tokens=128)
 _BATCH = Workload("batch", 8, requests=16, prompt_words=32, output_tokens=128)
 Round = dict[str, dict[str, float]]
 """Tokens/s by family and load."""
-_RATES = (_PREFILL.name, _DECODE.name, _BATCH.name)
+_LOADS = (_PREFILL, _DECODE, _BATCH)
 
 
 def main() -> int:
     """Measure all families and print two tables. Returns 1 if a family is slower than aimed at."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=_SIZES, default="small")
+    parser.add_argument("--load", action="append", choices=[load.name for load in _LOADS], help="repeatable [all]")
     parser.add_argument("--rounds", type=int, default=3, help="medians are printed [%(default)s]")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--port", type=int, default=8198)
@@ -76,12 +78,13 @@ def _measured(paths: Mapping[str, Path], options: argparse.Namespace) -> list[Ro
             setup = Setup(path, options.port + index, options.dtype)
             targets[name], _ = servers.enter_context(started(ours, path, Capacity(), setup))
             once(targets[name], _BATCH, -1, RequestOptions())
-        return [_round(targets, seed) for seed in range(options.rounds)]
+        loads = [load for load in _LOADS if not options.load or load.name in options.load]
+        return [_round(targets, loads, seed) for seed in range(options.rounds)]
 
 
-def _round(targets: Mapping[str, Target], seed: int) -> Round:
+def _round(targets: Mapping[str, Target], loads: Sequence[Workload], seed: int) -> Round:
     rates: Round = {name: {} for name in targets}
-    for load in (_PREFILL, _DECODE, _BATCH):
+    for load in loads:
         for name in sorted(targets, key=[*targets].index, reverse=seed % 2 == 1):
             rates[name][load.name] = _rate(load, _figures(targets[name], load, seed))
     return rates
@@ -116,7 +119,7 @@ def compared(rounds: Sequence[Round], billions: Mapping[str, float]) -> list[rep
         )
         for family in billions
         if family != _BESIDE
-        for load in _RATES
+        for load in rounds[0][_BESIDE]
     ]
 
 
