@@ -57,7 +57,7 @@ def main() -> None:
             targets.append(stack.enter_context(server)[0])
         rounds = measured(targets, load, options.rounds)
     rates = rates.best(roofline.measure(dtype))
-    least_s = least_seconds(load, load_model(path), rounds, rates, dtype)
+    least_s = least_seconds(load, load_model(path), rounds, rates, roofline.kv_mode(dtype, options.serve_args))
     print(report.table(medians(rounds, least_s)))
     print(report.table(ratios(rounds)))
     report.write_json(options.json, [{"server": name, **row} for name, rows in rounds.items() for row in rows])
@@ -100,12 +100,14 @@ def measured(targets: list[Target], load: Workload, count: int) -> Rounds:
     return rounds
 
 
-def least_seconds(load: Workload, model: ModelSpec, rounds: Rounds, rates: roofline.Rates, dtype: str) -> float | None:
+def least_seconds(
+    load: Workload, model: ModelSpec, rounds: Rounds, rates: roofline.Rates, kv_dtype: str
+) -> float | None:
     """Of one request of the load on this machine, with the tokens that the first server computed. None: not known."""
     ours = next(iter(rounds.values()))
     prompt, cached = (median(row[name] for row in ours) for name in ("prompt_tokens", "cached_tokens"))
     try:
-        work = roofline.work(load, model, roofline.Tokens(prompt, cached), dtype)
+        work = roofline.work(load, model, roofline.Tokens(prompt, cached), kv_dtype)
     except NotImplementedError:
         return None
     return (work / load.requests).least_s(rates)

@@ -166,13 +166,13 @@ def _add_shares(
 ) -> None:
     if not (path := options.peers / MODELS[group.kind]).exists():
         return
-    model, dtype = load_model(path), roofline.mode(options.dtype)
+    model, kv_dtype = load_model(path), roofline.kv_mode(roofline.mode(options.dtype), options.serve_args)
 
     def work_of_one(load: Workload, row: report.Row, figures: str = "") -> roofline.Work:
         """Of one request of the load, with the tokens that the row has for it."""
         names = ("prompt_tokens", "cached_tokens", "drafted_tokens")
         tokens = roofline.Tokens(*(float(str(row.get(f"{figures}{name}", 0.0))) for name in names))
-        return roofline.work(load, model, tokens, dtype) / load.requests
+        return roofline.work(load, model, tokens, kv_dtype) / load.requests
 
     ours = {row["load"]: row for row in [*rows, *mixed_rows] if row["server"] == OURS}
     for load, row in ((load, row) for load in group.loads for row in rows if row["load"] == load.name):

@@ -62,6 +62,13 @@ def mode(dtype: str) -> str:
     return ("bfloat16" if look().fast_bfloat16 else "float32") if dtype == "auto" else dtype
 
 
+def kv_mode(dtype: str, serve_args: str) -> str:
+    """What mmserve's KV cache is in, computing in ``dtype`` and started with these flags: "float32" or "bfloat16"."""
+    flags = serve_args.replace("=", " ").split()
+    given = flags[flags.index("--kv-cache-dtype") + 1] if "--kv-cache-dtype" in flags else "auto"
+    return dtype if given == "auto" else given
+
+
 def measure(dtype: str) -> Rates:
     """Of this machine now, with torch's threads, and prints them. To be taken before and after loads, because others
     use the machine too. ``dtype``: "float32" or "bfloat16"."""
@@ -73,8 +80,8 @@ def measure(dtype: str) -> Rates:
     return rates
 
 
-def work(load: Workload, model: ModelSpec, tokens: Tokens, dtype: str) -> Work:
-    """Of the whole load."""
+def work(load: Workload, model: ModelSpec, tokens: Tokens, kv_dtype: str) -> Work:
+    """Of the whole load. ``kv_dtype``: of the KV cache, see ``kv_mode``."""
     text, prompt, cached = model.text, tokens.prompt, tokens.cached
     layers, head = _layer_weights(text), text.vocab_size * text.hidden_size
     answer, requests = load.output_tokens, load.requests
@@ -83,7 +90,7 @@ def work(load: Workload, model: ModelSpec, tokens: Tokens, dtype: str) -> Work:
     of_answer = 2 * (layers + head) * (answer - 1) + _attention(text, answer - 1, context)
     of_pictures = _tower(model) * (load.image_pool or requests * load.images)
     steps = requests / load.concurrency * (answer - 1 - tokens.drafted)
-    kv_nbytes = 2 * text.num_layers * text.num_kv_heads * text.head_dim * context * _KV_BYTES[dtype]
+    kv_nbytes = 2 * text.num_layers * text.num_kv_heads * text.head_dim * context * _KV_BYTES[kv_dtype]
     return Work(
         operations=requests * (of_prompt + of_answer) + of_pictures,
         nbytes=steps * (_WEIGHT_BYTES * (layers + head) + load.concurrency * kv_nbytes),

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.load.workload import Workload
 from benchmarks.peers.limits import SHARE, check_limits, verdicts
-from benchmarks.peers.roofline import Rates, Tokens, Work, work
+from benchmarks.peers.roofline import Rates, Tokens, Work, kv_mode, work
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 
 MODEL = ModelSpec(
@@ -127,3 +127,16 @@ def test_text_and_pictures_beside_each_other_have_targets_too() -> None:
 
 def test_the_work_of_one_request_is_a_part_of_the_loads() -> None:
     assert Work(operations=6.0, nbytes=8.0) / 2 == Work(operations=3.0, nbytes=4.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", "float32"),
+        ("--kv-cache-dtype bfloat16", "bfloat16"),
+        ("--tp 2 --kv-cache-dtype=bfloat16", "bfloat16"),
+        ("--kv-cache-dtype auto", "float32"),
+    ],
+)
+def test_the_bytes_of_the_kv_cache_are_those_that_mmserve_is_started_with(flags: str, expected: str) -> None:
+    assert kv_mode("float32", flags) == expected
