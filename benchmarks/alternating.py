@@ -26,7 +26,7 @@ from benchmarks.load.workload import Workload
 from benchmarks.peers import roofline
 from benchmarks.peers.limits import SHARE
 from benchmarks.peers.loads import groups
-from benchmarks.peers.servers import MODELS, PEERS, Setup, for_pictures, started
+from benchmarks.peers.servers import MODELS, PEERS, Setup, for_load, started
 from mmserve.checkpoint.load import load as load_model
 from mmserve.checkpoint.spec import ModelSpec
 
@@ -53,7 +53,7 @@ def main() -> None:
         for number, name in enumerate(options.server):
             setup = Setup(options.peers, options.port + number, options.dtype, options.serve_args)
             peer = next(peer for peer in PEERS if peer.name == name)
-            server = started(for_pictures(peer) if load.images else peer, path, group.capacity, setup)
+            server = started(for_load(peer, load), path, group.capacity, setup)
             targets.append(stack.enter_context(server)[0])
         rounds = measured(targets, load, options.rounds)
     rates = rates.best(roofline.measure(dtype))

@@ -36,7 +36,7 @@ from benchmarks.load.memory import MIB, usage
 from benchmarks.load.named import WORKLOADS
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload
-from benchmarks.peers.servers import OURS, PEERS, Capacity, Peer, Setup, for_pictures, started
+from benchmarks.peers.servers import OURS, PEERS, Capacity, Peer, Setup, for_load, started
 from mmserve.checkpoint.registry import TEXT
 from mmserve.monitoring.metrics.names import PREFIX
 
@@ -103,7 +103,7 @@ def measure(peer: Peer, model: Model, path: Path, options: argparse.Namespace) -
     """Start the server, measure it, stop it. Raises RuntimeError if it does not start or a request fails."""
     setup = Setup(options.vllm, options.port, options.dtype, options.serve_args)
     load = dataclasses.replace(model.load, requests=options.requests or model.load.requests)
-    with started(for_pictures(peer) if load.images else peer, path, model.capacity, setup) as (target, start_s):
+    with started(for_load(peer, load), path, model.capacity, setup) as (target, start_s):
         runs = [_run(target, load, seed) for seed in range(-1, options.repeats)][1:]
         assert target.pid is not None
         pss_mib = usage(target.pid).nbytes / MIB

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.load.server import STOP_TIMEOUT_S, Target, exit_on_sigterm
+from benchmarks.load.workload import Workload
 
 MODELS = {"text": "models/smollm2-noeos", "llava": "models/llava-rand"}
 START_WITHIN_S = 300
@@ -122,9 +123,10 @@ MODES = {
 """Peer -> its modes that count for the targets: all of vLLM's, of the others those of equal bits."""
 
 
-def for_pictures(peer: Peer) -> Peer:
-    """The server, told that a request has one picture and no video if it must be told."""
-    return peer if peer.name == OURS else replace(peer, command=peer.command + _ONE_PICTURE)
+def for_load(peer: Peer, load: Workload) -> Peer:
+    """The server, told what requests with a picture have if it must be told."""
+    needs_telling = load.images > 0 and peer.name != OURS
+    return replace(peer, command=peer.command + _ONE_PICTURE) if needs_telling else peer
 
 
 @contextlib.contextmanager
