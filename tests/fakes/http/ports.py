@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import random
 import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+_FIRST_PORT = 20_000
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def _candidates() -> Iterator[int]:
+    """Ports that the kernel gives to no other socket between the probe and the use, over and over from a random one.
+
+    The kernel takes ports of connections, and of servers that leave theirs to it, from its ephemeral range. Where that
+    range leaves too few below it, it is used too. Workers of one test run have different ports.
+    """
+    first_ephemeral = int(_EPHEMERAL_PORTS.read_text().split()[0]) if _EPHEMERAL_PORTS.exists() else 49_152
+    last = first_ephemeral if first_ephemeral > _FIRST_PORT + 1_000 else 60_000
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    share = (last - _FIRST_PORT) // workers
+    ports = range(_FIRST_PORT + worker * share, _FIRST_PORT + (worker + 1) * share)
+    start = random.SystemRandom().randrange(share)
+    return itertools.cycle([*ports[start:], *ports[:start]])
+
+
+_ports = _candidates()
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on now."""
+    """A TCP port of the loopback address that nobody listens on now, and that this process has not given lately."""
+    return next(port for port in _ports if _is_free(port))
+
+
+def two_free_ports() -> int:
+    """The first of two such ports that follow each other."""
+    return next(first for first, second in itertools.pairwise(iter(free_port, None)) if second == first + 1)
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

@@ -20,7 +20,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.ipc.links.endpoints import Endpoints
 from mmserve.monitoring.health.heartbeat import read_beat
 from tests.fakes.http.kv_subscriber import replay
-from tests.fakes.http.ports import free_port
+from tests.fakes.http.ports import two_free_ports
 from tests.fakes.pictures.cache import alloc_item, until
 from tests.fakes.pictures.media import fake_process, model_spec
 from tests.fakes.processes.samples import counted
@@ -40,7 +40,7 @@ def sigterm_stops() -> Iterator[None]:
 def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> None:
     endpoints = Endpoints(tmp_path)
     errors: list[BaseException] = []
-    port = free_port()
+    port = two_free_ports()
     asks = f"tcp://127.0.0.1:{port + 1}"
 
     def all_counted() -> bool:
