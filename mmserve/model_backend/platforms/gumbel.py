@@ -2,7 +2,7 @@
 
 The token with the largest weight / E is drawn, where E is exponentially distributed: ``log(weight / E)`` is the logit
 over the temperature plus Gumbel noise. Integers are exact, and each operation on float32 numbers is one that IEEE 754
-rounds. So every device computes the same numbers, as do the kernels for CPUs (csrc/race.h).
+rounds. So every device computes the same numbers, as do the kernels for CPUs (csrc/sampling/race.h).
 """
 
 from __future__ import annotations

@@ -6,15 +6,15 @@
 #include "activations.h"
 #include "attention/attention.h"
 #include "attention/encoder.h"
-#include "decoder.h"
-#include "feed_forward.h"
+#include "decoder/decoder.h"
+#include "decoder/feed_forward.h"
 #include "grouped/float8_linear.h"
 #include "grouped/gguf_linear.h"
 #include "grouped/grouped_linear.h"
 #include "linear/linear.h"
 #include "linear/tiled_linear.h"
 #include "norms.h"
-#include "sampling.h"
+#include "sampling/sampling.h"
 
 namespace {
 

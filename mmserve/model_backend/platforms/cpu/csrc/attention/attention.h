@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "attention/kv_cache.h"
 #include "attention/job.h"
+#include "attention/kv_cache.h"
 #include "attention/query_tile.h"
 #include "attention/tasks.h"
 #include "linear/inputs.h"

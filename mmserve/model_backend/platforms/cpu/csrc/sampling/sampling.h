@@ -8,14 +8,14 @@
 #include <functional>
 
 #include "aligned_memory.h"
-#include "candidates.h"
-#include "nucleus.h"
-#include "peak.h"
-#include "race.h"
+#include "sampling/candidates.h"
+#include "sampling/nucleus.h"
+#include "sampling/peak.h"
+#include "sampling/race.h"
+#include "sampling/weights.h"
 #include "thread_pool.h"
 #include "tile.h"
 #include "vectors.h"
-#include "weights.h"
 
 namespace sampling {
 

@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "aligned_memory.h"
+#include "sampling/weights.h"
 #include "vectors.h"
-#include "weights.h"
 
 namespace sampling {
 

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "aligned_memory.h"
-#include "peak.h"
-#include "split.h"
+#include "sampling/peak.h"
+#include "sampling/split.h"
+#include "sampling/weights.h"
 #include "vectors.h"
-#include "weights.h"
 
 namespace sampling {
 

@@ -5,10 +5,10 @@
 #include <cstdint>
 
 #include "aligned_memory.h"
-#include "bracket.h"
-#include "selection.h"
-#include "split.h"
-#include "weights.h"
+#include "sampling/bracket.h"
+#include "sampling/selection.h"
+#include "sampling/split.h"
+#include "sampling/weights.h"
 
 namespace sampling {
 

@@ -5,11 +5,11 @@
 #include <cstdint>
 
 #include "aligned_memory.h"
-#include "race.h"
-#include "selection.h"
-#include "split.h"
+#include "sampling/race.h"
+#include "sampling/selection.h"
+#include "sampling/split.h"
+#include "sampling/weights.h"
 #include "vectors.h"
-#include "weights.h"
 
 namespace sampling {
 

@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <limits>
 
-#include "peak.h"
+#include "sampling/peak.h"
+#include "sampling/weights.h"
 #include "tile.h"
 #include "vectors.h"
-#include "weights.h"
 
 namespace sampling {
 
