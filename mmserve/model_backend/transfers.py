@@ -65,12 +65,12 @@ class PlainTransfers:
         target.copy_(values)
 
     def to_host(self, values: torch.Tensor) -> HostCopy:
-        return _Here(values)
+        return _Here(values.clone() if self.is_host else values.to("cpu", copy=True))
 
 
 class _Here:
     def __init__(self, values: torch.Tensor) -> None:
-        self._values = values.to("cpu", copy=True)
+        self._values = values
 
     def wait(self) -> torch.Tensor:
         return self._values

@@ -13,7 +13,7 @@ from benchmarks.gpu.rates.timing import Timer
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.sampling import TorchSampling
-from mmserve.model_backend.worker.sampling.sampler import SampleRow, draw_of
+from mmserve.model_backend.worker.sampling.sampler import draw_of
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -30,7 +30,7 @@ def compare(settings: Settings, rows: int, vocab: int) -> Figures:
     device, rng = device_of(settings), random.Random(settings.seed)
     sampling = platform_for(device.type, "float32").sampling()
     logits = 3 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(settings.seed))
-    draws = [draw_of(SampleRow(slot, _params(rng), position=slot + 7)) for slot in range(rows)]
+    draws = [draw_of(_params(rng), position=slot + 7) for slot in range(rows)]
     expected = TorchSampling().choose(logits.clone(), draws, may_ban=False)
     found = sampling.choose(logits.to(device), draws, may_ban=False).cpu()
     assert torch.equal(found, expected), f"{int((found != expected).sum())} of {rows} tokens differ"

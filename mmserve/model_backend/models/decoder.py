@@ -172,6 +172,8 @@ class Decoder(nn.Module):
             attention=self._backend,
             norm=self.norm.weight,
             head=self.head,
+            embedding=self.embedding,
+            embedding_scale=spec.embedding_scale,
         )
 
     def targets(self) -> dict[str, Target | None]:

@@ -48,6 +48,10 @@ class DecoderWeights(NamedTuple):
     norm: torch.Tensor
     """[hidden], of the norm before the head."""
     head: LinearLayer
+    embedding: LinearLayer
+    """Its method is an ``EmbeddingMethod``."""
+    embedding_scale: float | None
+    """Its rows are multiplied by it."""
 
 
 class DeepStackRows(NamedTuple):

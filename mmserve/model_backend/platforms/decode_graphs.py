@@ -68,6 +68,10 @@ class DecodeGraphs(Protocol):
         """Numbers of rows that should be computed once before requests come, ascending: each has a graph of its own."""
         ...
 
+    def prepare(self, rows: DecodeRows, metadata: Any) -> None:
+        """Work for a step that is likely to come: ``decode`` gets these objects then, unless others come first."""
+        ...
+
     def decode(self, rows: DecodeRows, draws: Sequence[Draw], metadata: Any) -> Decoded | None:
         """``draws``: of the rows that are sampled from, on rank 0. None if the step cannot be captured: nothing was
         computed."""

@@ -48,14 +48,8 @@ class ForwardBatch:
     """[S] ascending: the rows that are sampled from, and rows that ``prompt_outputs`` wants."""
     prompt_outputs: PromptOutputs | None
     """None: all outputs are sampled from."""
-
-    @property
-    def decodes(self) -> DecodeRows | None:
-        """What it computes, if that is one token of text of each sequence."""
-        single = len(self.steps) == len(self.token_ids) and len(self.positions) == 1
-        if not single or self.prompt_outputs is not None or (self.token_ids == VIRTUAL).any():
-            return None
-        return DecodeRows(self.slots, self.token_ids, self.positions[0], self.output_rows)
+    decodes: DecodeRows | None
+    """What it computes, if that is one token of text of each sequence."""
 
     def on_device(self, last_token: torch.Tensor, transfers: Transfers) -> RowTensors:
         """``last_token``: int64, by slot the token that it sampled last."""
@@ -103,7 +97,10 @@ def build_forward_batch(
     slots = np.array([step.slot for step in ordered])
     ends = counts.cumsum()
     first_rows = ends - counts
-    indices = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
+    row_slots, indices = slots, starts
+    if len(singles) < len(ordered):
+        row_slots = np.repeat(slots, counts)
+        indices = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
     sampling = [index for index, step in enumerate(ordered) if step.sample]
     sample_slots = tuple(ordered[index].slot for index in sampling)
     sampling_rows = ends[sampling] - 1
@@ -111,23 +108,32 @@ def build_forward_batch(
         num_sampled = np.array([1 + len(ordered[index].draft) for index in sampling])
         sample_slots = tuple(np.repeat(sample_slots, num_sampled).tolist())
         sampling_rows = _last_rows(sampling_rows, num_sampled)
-    row_slots = np.repeat(slots, counts)
     slot_mapping = input_batch.slot_mapping(row_slots, indices)
     image_ends = _image_ends(input_batch, ordered, first_rows, indices) if input_batch.whole_images else None
     rotary = input_batch.rotary_positions.of_rows(slots, starts, counts, indices)
     output_rows, prompt_outputs = select_outputs(input_batch, ordered, first_rows, sampling_rows, vocab_size, transfers)
+    token_ids = _token_ids(input_batch, ordered, vocab_size)
+    may_decode = len(singles) == len(ordered) and prompt_outputs is None
     return ForwardBatch(
         steps=ordered,
         first_rows=tuple(first_rows.tolist()),
         slots=row_slots,
-        token_ids=_token_ids(input_batch, ordered, vocab_size),
+        token_ids=token_ids,
         positions=rotary,
         metadata=builder.build(AttentionInput(slots, starts, counts, input_batch.blocks, slot_mapping, image_ends)),
         sample_slots=sample_slots,
         drafts=drafts,
         output_rows=output_rows,
         prompt_outputs=prompt_outputs,
+        decodes=_decodes(row_slots, token_ids, rotary, output_rows) if may_decode else None,
     )
+
+
+def _decodes(slots: Int64s, token_ids: Int64s, positions: Int64s, output_rows: Int64s) -> DecodeRows | None:
+    """Of a batch of single rows. None if one of them is an image's, or has positions of several axes."""
+    if len(positions) > 1 or VIRTUAL in token_ids.tolist():
+        return None
+    return DecodeRows(slots, token_ids, positions[0], output_rows)
 
 
 def _is_single(step: SequenceStep) -> bool:

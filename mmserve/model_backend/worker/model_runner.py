@@ -126,7 +126,7 @@ class ModelRunner:
                 dtype=platform.dtype,
             )
         )
-        self._next_batch = NextBatch(self._batch_of)
+        self._next_batch = NextBatch(self._prepared_batch_of)
         self._done: Sequence[SequenceStep] = ()
         """The steps of the last plan, if all were computed together."""
         self.faults = NO_FAULTS
@@ -264,6 +264,12 @@ class ModelRunner:
     def _batch_of(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
         return build_forward_batch(self._input_batch, steps, self._vocab_size, self._metadata_builder, self._transfers)
 
+    def _prepared_batch_of(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
+        batch = self._batch_of(steps)
+        if self._graphs is not None and batch.decodes is not None:
+            self._graphs.prepare(batch.decodes, batch.metadata)
+        return batch
+
     def _compute(self, batch: ForwardBatch) -> _Computed:
         """The forward pass, or the steps that every rank must leave out because images could not be read."""
         if (computed := self._replay(batch)) is not None:
@@ -277,7 +283,7 @@ class ModelRunner:
         """A captured step, if there is one for this batch."""
         if self._graphs is None or (rows := batch.decodes) is None:
             return None
-        draws = self._sampling.draws(batch.sample_slots, [self._input_batch[slot] for slot in batch.sample_slots])
+        draws = self._sampling.draws([self._input_batch[slot] for slot in batch.sample_slots])
         if (decoded := self._graphs.decode(rows, draws, batch.metadata)) is None:
             return None
         return _Computed([], decoded.logits, decoded)

@@ -57,11 +57,11 @@ class TokenSampling:
             if step.token_ids and step.slot not in refused:
                 _update_processors(self._sampler, step.slot, step.token_ids)
 
-    def draws(self, slots: Sequence[int], sequences: Sequence[Slot]) -> Sequence[Draw]:
+    def draws(self, sequences: Sequence[Slot]) -> Sequence[Draw]:
         """How rows of one token each are drawn; none where more than that decides, or on other ranks than 0."""
         if self._sampler is None or self._sampler.changes_logits:
             return ()
-        return [draw_of(row) for row in _sample_rows(slots, sequences)]
+        return [draw_of(sequence.sampling, sequence.length) for sequence in sequences]
 
     def sample(
         self,
@@ -156,7 +156,7 @@ class TokenSampling:
         if any(map(sampler.needs_update, slots)):
             self.read_tokens()
         rows = _sample_rows(slots, sequences)
-        logprobs = ModelLogprobs(logits, rows, self._transfers)
+        logprobs = ModelLogprobs(logits, [row.sampling for row in rows], self._transfers)
         if not drafts:
             tokens, told = sampler.sample(logits, rows), frozenset[int]()
             logprobs.compute(tokens)
@@ -183,7 +183,7 @@ class TokenSampling:
         drafts: Mapping[int, Sequence[int]],
     ) -> tuple[torch.Tensor, ModelLogprobs, frozenset[int]]:
         """As ``_draw``, of tokens that are drawn already."""
-        logprobs = ModelLogprobs(logits, _sample_rows(slots, sequences), self._transfers)
+        logprobs = ModelLogprobs(logits, [sequence.sampling for sequence in sequences], self._transfers)
         logprobs.compute(drawn)
         return drawn, logprobs, frozenset()
 

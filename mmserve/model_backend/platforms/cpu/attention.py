@@ -16,6 +16,7 @@ from mmserve.model_backend.attention.interface import (
     AttentionInput,
     AttentionSpec,
     HeadTurn,
+    Int64s,
     Mask,
     StepLimits,
 )
@@ -137,17 +138,31 @@ class PagedCpuMetadataBuilder:
 
     def build(self, step: AttentionInput) -> PagedCpuMetadata:
         """Raises ValueError for more tokens than the limits allow."""
+        tiles = self._of_single_rows(step) if len(step.slot_mapping) == len(step.counts) else self._of_chunks(step)
+        image_ends = None if step.image_ends is None else torch.from_numpy(step.image_ends)
+        tables, slot_mapping = torch.from_numpy(step.block_tables), torch.from_numpy(step.slot_mapping)
+        return PagedCpuMetadata(torch.from_numpy(tiles), tables, slot_mapping, image_ends)
+
+    def _of_single_rows(self, step: AttentionInput) -> Int64s:
+        """Of a step in which each sequence has one row."""
+        tiles = self._room(len(step.counts))
+        tiles[:, 0], tiles[:, 1] = np.arange(len(tiles)), 1
+        tiles[:, 2], tiles[:, 3] = step.starts, step.slots
+        return tiles
+
+    def _of_chunks(self, step: AttentionInput) -> Int64s:
         num_tiles = -(-step.counts // self._tile_tokens)
         chunk = np.repeat(np.arange(len(step.counts)), num_tiles)
-        if len(chunk) > len(self._tiles):
-            raise ValueError(f"a step of {len(chunk)} tiles; there is room for {len(self._tiles)}")
+        tiles = self._room(len(chunk))
         first_rows = step.counts.cumsum() - step.counts
         skipped = (np.arange(len(chunk)) - (num_tiles.cumsum() - num_tiles)[chunk]) * self._tile_tokens
-        tiles = self._tiles[: len(chunk)]
         tiles[:, 0] = first_rows[chunk] + skipped
         tiles[:, 1] = np.minimum(self._tile_tokens, step.counts[chunk] - skipped)
         tiles[:, 2] = step.starts[chunk] + skipped
         tiles[:, 3] = step.slots[chunk]
-        image_ends = None if step.image_ends is None else torch.from_numpy(step.image_ends)
-        tables, slot_mapping = torch.from_numpy(step.block_tables), torch.from_numpy(step.slot_mapping)
-        return PagedCpuMetadata(torch.from_numpy(tiles), tables, slot_mapping, image_ends)
+        return tiles
+
+    def _room(self, num_tiles: int) -> Int64s:
+        if num_tiles > len(self._tiles):
+            raise ValueError(f"a step of {num_tiles} tiles; there is room for {len(self._tiles)}")
+        return self._tiles[:num_tiles]

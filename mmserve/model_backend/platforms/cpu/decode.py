@@ -1,29 +1,45 @@
-"""Decode steps in one call of the C++ kernels: layers, output head, and the choice of tokens.
+"""Decode steps in one call of the C++ kernels: from the ids of the rows to their next tokens.
 
 After a step the weights have taken the place of all else in the caches, so each line of Python and each operation of
-torch in between waits for memory: beside the kernels a step of one token took 1.2 ms.
+torch in between waits for memory. So what a step reads and writes stays at the same addresses, and only numbers that
+change are written before the call.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import c_int64, c_void_p
+from ctypes import c_float, c_int64, c_void_p
 
 import numpy as np
 import torch
 
-from mmserve.model_backend.layers.rotary import Angles, Rotary
+from mmserve.model_backend.layers.rotary import Rotary
+from mmserve.model_backend.models.interface import DecoderWeights
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuMetadata
-from mmserve.model_backend.platforms.cpu.decoder import CompiledDecoder, compile_decoder, step_of
+from mmserve.model_backend.platforms.cpu.decoder import CompiledDecoder, Step, compile_decoder
 from mmserve.model_backend.platforms.cpu.linear.matrix import Matrix
 from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling, numbers_of
-from mmserve.model_backend.platforms.decode_graphs import Decoded, DecodeRows, GraphParts, Int64s
+from mmserve.model_backend.platforms.decode_graphs import Decoded, DecodeRows, GraphParts
 from mmserve.model_backend.platforms.sampling import Draw
 
-_POSITIONS = 64
-"""Angles of one row are computed for so many positions in a row at a time."""
+_FIRST_POSITIONS = 1024
+"""So many positions have their angles from the first step on."""
+_MAX_LOGITS_KEPT = 1 << 20
+"""Room for more is given back after each step."""
+
+
+class _Tokens(ctypes.Structure):
+    _fields_ = (
+        ("embedding", Matrix),
+        ("scale", c_float),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("ropes", c_int64),
+        ("num_positions", c_int64),
+        *((name, c_void_p) for name in ("given", "slots", "positions", "last", "read")),
+    )
 
 
 class _Output(ctypes.Structure):
@@ -40,65 +56,110 @@ class _Output(ctypes.Structure):
 class CompiledDecodes:
     """See ``platforms.decode_graphs.DecodeGraphs``. The numbers and tokens of the step's parts, to the bit.
 
-    Keeps the addresses of the weights, as ``decoder`` does. Nothing has to be captured. ``norm``: of the norm before
-    the head.
+    Keeps the addresses of the weights, as ``decoder`` does. Nothing has to be captured.
     """
 
     rungs: Sequence[int] = ()
 
     def __init__(
-        self, kernels: ctypes.CDLL, parts: GraphParts, decoder: CompiledDecoder, norm: torch.Tensor, head: Matrix
+        self, kernels: ctypes.CDLL, parts: GraphParts, decoder: CompiledDecoder, weights: DecoderWeights
     ) -> None:
         self._decode = kernels.mm_decode
-        self._parts, self._decoder, self._head, self._norm = parts, decoder, head, norm
-        self._angles = _RecentAngles(decoder.rotary)
-        self._last_token: Int64s = parts.last_token.numpy()
+        self._parts, self._decoder, self._weights = parts, decoder, weights
+        head = Matrix.of(weights.head)
+        self._num_logits, self._vocab_size = head.out, parts.vocab_size
+        self._step = Step(kv=parts.kv_cache.data_ptr(), kv_stride=parts.kv_cache.stride(0) * parts.kv_cache.itemsize)
+        self._tokens = _Tokens(
+            embedding=Matrix.of(weights.embedding),
+            scale=1.0 if weights.embedding_scale is None else weights.embedding_scale,
+            last=parts.last_token.data_ptr(),
+        )
+        self._output = _Output(norm=weights.norm.data_ptr(), head=head, vocab=parts.vocab_size)
+        self._arguments = (decoder.layers, decoder.shape, *map(ctypes.byref, (self._step, self._tokens, self._output)))
+        self._angles = _AngleTable(decoder.rotary)
+        self._memory = _StepMemory(0, head.out)
+        self._prepared: tuple[DecodeRows | None, PagedCpuMetadata | None] = (None, None)
+
+    def prepare(self, rows: DecodeRows, metadata: PagedCpuMetadata) -> None:
+        step, tokens = self._step, self._tokens
+        if len(rows.slots) != len(self._memory.slots):
+            self._memory = _StepMemory(len(rows.slots), self._num_logits)
+            self._memory.describe(step, tokens, self._output)
+        if self._angles.cover(max(rows.positions.tolist())):
+            self._angles.describe(tokens)
+        self._memory.write(rows)
+        step.num_logits = len(rows.sampling)
+        step.num_tiles, step.table_stride = len(metadata.tiles), metadata.block_tables.shape[1]
+        step.tiles, step.block_tables, step.slot_mapping = (each.data_ptr() for each in metadata[:3])
+        self._prepared = rows, metadata  # whose addresses the kernels have now
 
     def decode(self, rows: DecodeRows, draws: Sequence[Draw], metadata: PagedCpuMetadata) -> Decoded | None:
-        count = len(rows.sampling)
-        if not count:
+        if not (count := len(rows.sampling)):
             return None
-        ids = np.where(rows.token_ids >= 0, rows.token_ids, self._last_token[rows.slots])
-        hidden = self._parts.model.embed(torch.from_numpy(ids))
-        angles, wanted = self._angles.of(rows.positions), torch.from_numpy(rows.sampling)
-        logits, chosen = torch.empty(count, self._head.out), torch.zeros(count, dtype=torch.int64)
+        if rows is not self._prepared[0]:
+            self.prepare(rows, metadata)
+        logits, chosen, read = self._memory.results(count)
         numbers = numbers_of(draws) if draws else None
-        output = _Output(
-            self._norm.data_ptr(),
-            self._head,
-            logits.data_ptr(),
-            self._parts.vocab_size,
-            None if numbers is None else ctypes.addressof(numbers),
-            chosen.data_ptr(),
-        )
-        step = step_of(hidden, angles, self._parts.kv_cache, metadata, wanted)
-        self._decode(self._decoder.layers, self._decoder.shape, ctypes.byref(step), ctypes.byref(output))
-        read = torch.from_numpy(ids[rows.sampling])
-        logits = logits[:, : self._parts.vocab_size]
-        if not draws:
-            return Decoded(logits, None, read)
-        self._last_token[rows.slots[rows.sampling]] = np.maximum(chosen.numpy(), 0)
-        return Decoded(logits, chosen, read)
+        self._output.logits, self._output.draws = logits.data_ptr(), numbers and ctypes.addressof(numbers)
+        self._decode(*self._arguments)
+        if self._vocab_size != self._num_logits:
+            logits = logits[:, : self._vocab_size]
+        return Decoded(logits, chosen if draws else None, read)
 
 
-class _RecentAngles:
-    """Cosines and sines of a step's rows. One row alone mostly follows that of the step before."""
+class _StepMemory:
+    """What steps of so many rows read and write, at addresses that stay."""
+
+    def __init__(self, rows: int, num_logits: int) -> None:
+        self._given, self.slots, self._positions, self._sampling = np.zeros((4, rows), dtype=np.int64)
+        self._chosen, self._read = torch.zeros(2, rows, dtype=torch.int64)
+        self._num_logits = num_logits
+        self._logits = torch.empty(rows, num_logits) if rows * num_logits <= _MAX_LOGITS_KEPT else None
+
+    def describe(self, step: Step, tokens: _Tokens, output: _Output) -> None:
+        """Write the addresses, but for that of the logits."""
+        step.rows, step.logits_indices = len(self.slots), self._sampling.ctypes.data
+        tokens.given, tokens.slots = self._given.ctypes.data, self.slots.ctypes.data
+        tokens.positions, tokens.read = self._positions.ctypes.data, self._read.data_ptr()
+        output.chosen = self._chosen.data_ptr()
+
+    def write(self, rows: DecodeRows) -> None:
+        """What a step reads."""
+        self._given[:], self.slots[:], self._positions[:] = rows.token_ids, rows.slots, rows.positions
+        self._sampling[: len(rows.sampling)] = rows.sampling
+
+    def results(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the rows that are sampled from: logits, chosen tokens, and tokens that were read."""
+        logits, chosen, read = self._logits, self._chosen, self._read
+        if count < len(chosen):
+            logits, chosen, read = None if logits is None else logits[:count], chosen[:count], read[:count]
+        return torch.empty(count, self._num_logits) if logits is None else logits, chosen, read
+
+
+class _AngleTable:
+    """Cosines and sines of all positions up to a power of two: rows look theirs up."""
 
     def __init__(self, rotary: Rotary) -> None:
         self._rotary = rotary
-        self._first = -1
-        self._known: Angles | None = None
-        """Of the positions from ``_first`` on."""
+        self._num_positions = 0
+        self._cos = self._sin = torch.empty(0)
 
-    def of(self, positions: Int64s) -> Angles:
-        if len(positions) > 1:
-            return self._rotary.angles(torch.from_numpy(positions)[None])
-        first, index = divmod(int(positions[0]), _POSITIONS)
-        if self._known is None or first != self._first:
-            start = first * _POSITIONS
-            self._first, self._known = first, self._rotary.angles(torch.arange(start, start + _POSITIONS)[None])
-        cos, sin = self._known
-        return cos[:, index : index + 1].contiguous(), sin[:, index : index + 1].contiguous()
+    def cover(self, position: int) -> bool:
+        """Extend the table to this position. True if it has changed."""
+        if position < self._num_positions:
+            return False
+        start = self._num_positions
+        self._num_positions = max(_FIRST_POSITIONS, 1 << int(position).bit_length())
+        more = self._rotary.angles(torch.arange(start, self._num_positions)[None])
+        if start:
+            more = torch.cat((self._cos, more[0]), dim=1), torch.cat((self._sin, more[1]), dim=1)
+        self._cos, self._sin = (each.contiguous() for each in more)
+        return True
+
+    def describe(self, tokens: _Tokens) -> None:
+        """Write the addresses and sizes."""
+        tokens.cos, tokens.sin = self._cos.data_ptr(), self._sin.data_ptr()
+        tokens.ropes, tokens.num_positions, _ = self._cos.shape
 
 
 def compile_decodes(kernels: ctypes.CDLL, parts: GraphParts, *, rounds: bool = False) -> CompiledDecodes | None:
@@ -107,6 +168,7 @@ def compile_decodes(kernels: ctypes.CDLL, parts: GraphParts, *, rounds: bool = F
     if weights is None or not isinstance(parts.sampling, KernelSampling):
         return None
     decoder = compile_decoder(kernels, weights, rounds=rounds)
-    if decoder is None or not isinstance(weights.head.method, PackedLinear):
+    ends = (weights.embedding, weights.head)
+    if decoder is None or not all(isinstance(end.method, PackedLinear) for end in ends):
         return None
-    return CompiledDecodes(kernels, parts, decoder, weights.norm, Matrix.of(weights.head))
+    return CompiledDecodes(kernels, parts, decoder, weights)

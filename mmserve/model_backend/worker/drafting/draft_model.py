@@ -26,7 +26,7 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.drafting.draft_coverage import DraftCoverage
 from mmserve.model_backend.worker.input_batch import InputBatch, Int64s
-from mmserve.model_backend.worker.sampling.sampler import SampleRow, draw_of
+from mmserve.model_backend.worker.sampling.sampler import draw_of
 from mmserve.runtime.errors import StartupError
 
 MAX_ROWS = 256
@@ -160,8 +160,7 @@ class DraftModel:
     def _sample(self, chunks: Sequence[_Chunk], logits: torch.Tensor | None) -> dict[int, int]:
         assert logits is not None, "one rank has all logits"
         draws = [
-            draw_of(SampleRow(chunk.slot, self._input_batch[chunk.slot].sampling, chunk.start + len(chunk.token_ids)))
-            for chunk in chunks
+            draw_of(self._input_batch[chunk.slot].sampling, chunk.start + len(chunk.token_ids)) for chunk in chunks
         ]
         logits = logits.float()[:, : self._vocab_size].contiguous()
         chosen = self._sampling.choose(logits, draws, may_ban=False).tolist()

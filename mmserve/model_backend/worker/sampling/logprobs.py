@@ -11,19 +11,19 @@ from collections.abc import Sequence
 import torch
 
 from mmserve.messages.logprobs import MAX_TOP, pack
+from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.transfers import HostCopy, Transfers
-from mmserve.model_backend.worker.sampling.sampler import SampleRow
 
 
 class ModelLogprobs:
     """Keeps the logits [S, vocab] of the rows that asked, before ``Sampler.sample`` changes them.
 
-    Costs nothing when no row asked.
+    ``params``: of each row. Costs nothing when no row asked.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: Sequence[SampleRow], transfers: Transfers) -> None:
+    def __init__(self, logits: torch.Tensor, params: Sequence[SamplingParams], transfers: Transfers) -> None:
         self._transfers = transfers
-        self._requested = [(index, top) for index, row in enumerate(rows) if (top := row.sampling.logprobs) is not None]
+        self._requested = [(index, top) for index, each in enumerate(params) if (top := each.logprobs) is not None]
         self._logits: torch.Tensor | None = None
         if self._requested:
             self._rows = transfers.to_device(torch.tensor([index for index, _ in self._requested]))

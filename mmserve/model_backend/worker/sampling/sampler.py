@@ -122,7 +122,7 @@ class Sampler:
         """
         logits = logits.float()
         slots = [row.slot for row in rows]
-        draws = [draw_of(row) for row in rows]
+        draws = [draw_of(row.sampling, row.position) for row in rows]
         grammars = self._grammars if self._grammars is not None and self._grammars.active else None
         active = [processor for processor in self._processors if processor.active]
         without_token: dict[int, int] = {}
@@ -149,9 +149,8 @@ def _may_force(sampling: SamplingParams) -> bool:
     return sampling.logprobs is None and not sampling.allowed_token_ids and not sampling.bad_words
 
 
-def draw_of(row: SampleRow) -> Draw:
-    """How the row's token is drawn."""
-    params = row.sampling
+def draw_of(params: SamplingParams, position: int) -> Draw:
+    """How the token to come is drawn. ``position``: its index in the sequence."""
     if params.temperature < _GREEDY_BELOW:
         return GREEDY
-    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, random_key(params.seed, row.position))
+    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, random_key(params.seed, position))

@@ -6,6 +6,7 @@
 #include "activations.h"
 #include "attention/attention.h"
 #include "attention/encoder.h"
+#include "decoder/decode_step.h"
 #include "decoder/decoder.h"
 #include "decoder/feed_forward.h"
 #include "grouped/float8_linear.h"
@@ -243,6 +244,10 @@ struct Ops {
         });
     }
 
+    static void load_rows(const linear::Matrix& matrix, const int64_t* indices, float* out, int64_t rows) {
+        mm_rows(matrix.panels, static_cast<int>(matrix.weights), indices, out, rows, matrix.in);
+    }
+
     static void multiply(const linear::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {
         mm_linear(x, matrix.panels, static_cast<int>(matrix.weights), matrix.bias, out, rows, matrix.in, matrix.out,
                   add);
@@ -262,16 +267,6 @@ struct Ops {
     }
 };
 
-// The end of a decode step.
-struct Output {
-    const float* norm;            // [hidden]: the last norm's weights
-    linear::Matrix head;
-    float* logits;                // [rows, head.out]
-    int64_t vocab;                // of the logits of a row so many are of tokens, the first
-    const sampling::Draw* draws;  // [rows], as in mm_sample; null: no tokens are chosen
-    int64_t* chosen;              // [rows]
-};
-
 }  // namespace
 
 extern "C" {
@@ -280,14 +275,10 @@ void mm_decoder(const decoder::Layer* layers, const decoder::Shape* shape, const
     decoder::run<Ops>(layers, *shape, *step);
 }
 
-// The layers, and what follows them in the rows of logits_indices: see Output.
+// See decoder::run_decode.
 void mm_decode(const decoder::Layer* layers, const decoder::Shape* shape, const decoder::Step* step,
-               const Output* output) {
-    decoder::run<Ops>(layers, *shape, *step);
-    const int64_t rows = step->num_logits, stride = output->head.out;
-    mm_rms_norm(step->hidden, output->norm, shape->eps, step->hidden, rows, shape->hidden);
-    Ops::multiply(output->head, step->hidden, output->logits, rows, false);
-    if (output->draws) mm_sample(output->logits, stride, rows, output->vocab, output->draws, 0, output->chosen);
+               const decoder::Tokens* tokens, const decoder::Output* output) {
+    decoder::run_decode<Ops>(layers, *shape, *step, *tokens, *output);
 }
 
 // x: [rows, size], in place. See feed_forward::run.

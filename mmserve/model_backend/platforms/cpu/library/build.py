@@ -45,7 +45,7 @@ _SIGNATURES = {
     "mm_ban": (_POINTER, *(_SIZE,) * 2, _POINTER, _SIZE, _POINTER, _SIZE),
     "mm_finite": (_POINTER, *(_SIZE,) * 3, _POINTER),
     "mm_decoder": (_POINTER, _POINTER, _POINTER),
-    "mm_decode": (_POINTER, _POINTER, _POINTER, _POINTER),
+    "mm_decode": (_POINTER,) * 5,
     "mm_feed_forward": (_POINTER, _POINTER, _SIZE),
 }
 _ASKED = ("mm_has_tiles",)

@@ -50,6 +50,9 @@ class CapturedDecodes:
         self._key: Hashable = None
         """Of the step that the graphs were captured with: see ``AttentionBackend.graph_key``."""
 
+    def prepare(self, rows: DecodeRows, metadata: Any) -> None:
+        """Nothing: the host is ahead of the device."""
+
     @torch.inference_mode()
     def decode(self, rows: DecodeRows, draws: Sequence[Draw], metadata: Any) -> Decoded | None:
         rung, key = rung_of(len(rows.slots), self.rungs), self._parts.attention.graph_key(metadata)

@@ -26,17 +26,17 @@ from tests.fakes.ranks.logprobs import check_logprobs
 NUM_NEW = 10
 
 
-def row(**params: Any) -> SampleRow:
-    return SampleRow(0, SamplingParams(max_tokens=100, **params), position=2)
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=100, **changes)
 
 
-def reported(logits: torch.Tensor, rows: list[SampleRow]) -> dict[int, list[tuple[int, float]]]:
+def reported(logits: torch.Tensor, asked: list[SamplingParams]) -> dict[int, list[tuple[int, float]]]:
     """By row: the log-probabilities of the tokens that a sampler chooses, for prompts of the tokens 1 and 2."""
     sampler = Sampler(logits.shape[1], TorchSampling(), PlainTransfers(logits.device))
-    rows = [each._replace(slot=slot) for slot, each in enumerate(rows)]
+    rows = [SampleRow(slot, each, position=2) for slot, each in enumerate(asked)]
     for each in rows:
         sampler.add_slot(each.slot, each.sampling, np.array([1, 2]), np.array([], dtype=np.int64))
-    logprobs = ModelLogprobs(logits, rows, PlainTransfers(logits.device))
+    logprobs = ModelLogprobs(logits, asked, PlainTransfers(logits.device))
     chosen = sampler.sample(logits, rows)
     logprobs.compute(chosen)
     return {index: unpack(packed) for index, packed in logprobs.pack(chosen.tolist())}
@@ -54,7 +54,7 @@ def ln(*probs: float) -> torch.Tensor:
 
 def test_the_sampled_token_and_the_requested_number_of_top_tokens_are_reported() -> None:
     values = ln(0.1, 0.2, 0.4, 0.3).repeat(4, 1)
-    rows = [row(temperature=0.0, logprobs=top) for top in (0, 2, None, 20)]
+    rows = [params(temperature=0.0, logprobs=top) for top in (0, 2, None, 20)]
     found = reported(values, rows)
     assert [[token for token, _ in found[index]] for index in (0, 1, 3)] == [[2], [2, 2, 3], [2, 2, 3, 1, 0]]
     assert close(found[1], [(2, 0.4), (2, 0.4), (3, 0.3)])
@@ -71,7 +71,7 @@ def test_they_are_taken_before_any_sampling_parameter_changes_the_logits() -> No
         {"temperature": 0.0, "stop_token_ids": (2,), "min_tokens": 5},
     ]
     probs = (0.1, 0.2, 0.4, 0.3)
-    found = reported(ln(*probs).repeat(len(changes), 1), [row(logprobs=4, seed=3, **change) for change in changes])
+    found = reported(ln(*probs).repeat(len(changes), 1), [params(logprobs=4, seed=3, **change) for change in changes])
     assert found[3][0][0] == 0, "forced by the bias, and still as unlikely as the model thought"
     for pairs in found.values():
         own = pairs[0][0]
@@ -81,24 +81,24 @@ def test_they_are_taken_before_any_sampling_parameter_changes_the_logits() -> No
 def test_equal_top_tokens_are_ordered_by_id() -> None:
     values = torch.zeros(1, 50)
     values[0, 40:] = 1.0
-    own, *likely = reported(values, [row(temperature=0.0, logprobs=5)])[0]
+    own, *likely = reported(values, [params(temperature=0.0, logprobs=5)])[0]
     assert [own[0], *(token for token, _ in likely)] == [40, 40, 41, 42, 43, 44]
 
 
 def test_a_row_that_is_not_finite_reports_nothing_and_changes_no_other() -> None:
     values = ln(0.1, 0.2, 0.4, 0.3).repeat(3, 1)
     values[1, 0] = math.nan
-    found = reported(values, [row(temperature=0.0, logprobs=2)] * 3)
+    found = reported(values, [params(temperature=0.0, logprobs=2)] * 3)
     assert sorted(found) == [0, 2]
     assert found[0] == found[2]
-    logprobs = ModelLogprobs(values, [row(logprobs=2)] * 3, PlainTransfers(values.device))
+    logprobs = ModelLogprobs(values, [params(logprobs=2)] * 3, PlainTransfers(values.device))
     logprobs.compute(torch.tensor([NOT_FINITE] * 3))
     assert logprobs.pack([NOT_FINITE] * 3) == []
 
 
 def test_without_requests_the_logits_are_not_read() -> None:
     logits: Any = None
-    logprobs = ModelLogprobs(logits, [row(), row()], PlainTransfers(torch.device("cpu")))
+    logprobs = ModelLogprobs(logits, [params(), params()], PlainTransfers(torch.device("cpu")))
     logprobs.compute(torch.tensor([3, 4]))
     assert logprobs.pack([3, 4]) == []
 
@@ -113,7 +113,7 @@ def test_a_row_reports_the_same_alone_and_in_a_batch(tops: list[int | None], noi
     values = 3 * torch.randn(len(tops), 600, generator=torch.manual_seed(noise))
     if step:  # coarse values as bfloat16 gives: many ties
         values = (values * step).round() / step
-    rows = [row(logprobs=top, seed=index) for index, top in enumerate(tops)]
+    rows = [params(logprobs=top, seed=index) for index, top in enumerate(tops)]
     together = reported(values.clone(), rows)
     assert together == {
         index: found
