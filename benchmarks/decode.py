@@ -3,9 +3,10 @@
     python -m benchmarks.decode --model DIR [--sequences 1] [--context 128] [--quantization int8] [--json decode.json]
 
 The engine runs in this process and repeats one step: embedding, layers, output head and the choice of the tokens, with
-what Python does around the kernels. Before and after each step the same threads read as many bytes as the step reads
-of the matrices. Some machines read at a rate that changes within seconds, so a round counts only if its two reads
-differ by less than a tenth, and the rounds are grouped by their rate.
+what Python does around the kernels. The step's batch is made beforehand, as a rank makes the next one while the router
+plans. Before and after each step the same threads read as many bytes as the step reads of the matrices. Some machines
+read at a rate that changes within seconds, so a round counts only if its two reads differ by less than a tenth, and the
+rounds are grouped by their rate.
 """
 
 from __future__ import annotations

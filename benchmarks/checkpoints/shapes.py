@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from benchmarks.checkpoints import settings
 from benchmarks.checkpoints.tokenizer import VOCAB, special_ids, tokenizer
@@ -96,6 +97,8 @@ class Shape:
     """Special tokens beside those of the chat."""
     files: settings.Files
     named_tokens: Mapping[str, str] = field(default_factory=dict)
+    published_prefixes: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of tensors' names as transformers writes them, and as they are published."""
 
 
 def _qwen(family: str, text: dict[str, Any], vision: dict[str, Any], ids: Mapping[str, int]) -> Any:
@@ -203,6 +206,7 @@ SHAPES: Mapping[str, Shape] = {
         ("<image_soft_token>", "<start_of_image>", "<end_of_image>", *("\n" * count for count in range(1, 5))),
         settings.GEMMA_3,
         {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
+        {"vision_tower.": "vision_tower.vision_model."},
     ),
     "Mistral-Small-3": Shape(_mistral_3, "[IMG]", ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), settings.MISTRAL_3),
 }
@@ -214,7 +218,19 @@ def make_shape(directory: Path, name: str, sizes: Sizes) -> Path:
     config = write_settings(directory, name, sizes)
     torch.manual_seed(0)
     transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    _rename(directory / "model.safetensors", SHAPES[name].published_prefixes)
     return directory
+
+
+def _rename(file: Path, prefixes: Mapping[str, str]) -> None:
+    """Give tensors the names under which the model is published: not every server knows those of transformers."""
+    if not prefixes:
+        return
+    renamed = {}
+    for name, tensor in load_file(file).items():
+        prefix = next((each for each in prefixes if name.startswith(each)), "")
+        renamed[prefixes.get(prefix, "") + name.removeprefix(prefix)] = tensor
+    save_file(renamed, file, metadata={"format": "pt"})
 
 
 def write_settings(directory: Path, name: str, sizes: Sizes) -> transformers.PreTrainedConfig:

@@ -26,8 +26,8 @@ from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.conversation import Conversation, WrittenPrompt
 from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import MmserveError
-from tests.unit.httpserver.api import test_chat_fields as chat
-from tests.unit.httpserver.api.test_chat_fields import MODEL, SCHEMA, USER, field_names
+from tests.unit.httpserver.api.openai import test_chat_fields as chat
+from tests.unit.httpserver.api.openai.test_chat_fields import MODEL, SCHEMA, USER, field_names
 from tests.unit.httpserver.api.test_malformed_bodies import ALL, GOOD
 
 OTHERS = sorted(set(ALL) - {"chat_completions"})

@@ -21,8 +21,8 @@ from mmserve.model_backend.platforms.sampling import TokenSampling
 from tests.fakes.devices.graph_capture import Recorder
 from tests.fakes.models.checkpoints import make_llama
 from tests.fakes.ranks.engine import Driver, make_runner
+from tests.unit.model_backend.platforms.cuda.attention.test_tokens import CPU, TILING, Interpreted
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
-from tests.unit.model_backend.platforms.cuda.test_tokens import CPU, TILING, Interpreted
 
 
 class Replaying(Interpreted):

@@ -13,8 +13,8 @@ from mmserve.model_backend.layers.head_turn import turn_heads_
 from mmserve.model_backend.platforms.cuda.attention.backend import TritonAttention
 from mmserve.model_backend.platforms.torch_ops import TorchOps
 from tests.fakes.devices.attention import Problem, Step
+from tests.unit.model_backend.platforms.cuda.attention.test_attention import TILING
 from tests.unit.model_backend.platforms.cuda.interpreter import needs_interpreter
-from tests.unit.model_backend.platforms.cuda.test_attention import TILING
 
 pytestmark = needs_interpreter
 CPU = torch.device("cpu")
