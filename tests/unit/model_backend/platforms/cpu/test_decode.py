@@ -14,6 +14,7 @@ from mmserve.checkpoint.load import load
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
+from mmserve.model_backend.platforms.cpu import decode
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.decode_graphs import SAMPLED_HERE, Decoded, DecodeGraphs, DecodeRows, GraphParts
@@ -89,13 +90,51 @@ def test_one_call_gives_the_bits_of_the_parts(tmp_path: Path, family: str, dtype
     steps.check(graphs, rows_of([0, 1, 3], [here, 5, here], [41, 0, 18], [0, 2]), [DRAWN, GREEDY])
 
 
-def test_one_row_goes_on(tmp_path: Path) -> None:
-    """Beyond the positions whose angles are known, and back again."""
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_positions_beyond_those_whose_angles_are_known(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And back again. Gemma has two ropes."""
+    monkeypatch.setattr(decode, "_FIRST_POSITIONS", 32)
+    steps = Steps(tmp_path, family, torch.bfloat16)
+    graphs = steps.graphs()
+    assert graphs is not None
+    for position in (30, 31, 32, 63, 64, 3, 200):
+        steps.check(graphs, rows_of([1, 2], [SAMPLED_HERE, 3], [position, 5], [0, 1]), [GREEDY, GREEDY])
+
+
+def test_steps_of_other_numbers_of_rows_follow_one_another(tmp_path: Path) -> None:
     steps = Steps(tmp_path, "llama", torch.bfloat16)
     graphs = steps.graphs()
     assert graphs is not None
-    for position in (62, 63, 64, 65, 3, 130):
-        steps.check(graphs, rows_of([1], [SAMPLED_HERE], [position], [0]), [GREEDY])
+    one, two = rows_of([1], [SAMPLED_HERE], [20], [0]), rows_of([2, 0], [4, SAMPLED_HERE], [33, 9], [1])
+    for rows in (one, two, one, one, two):
+        steps.check(graphs, rows, [GREEDY])
+
+
+def test_a_step_that_was_prepared_and_one_that_came_instead(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, "llama", torch.bfloat16)
+    graphs = steps.graphs()
+    assert graphs is not None
+    expected, other = rows_of([1], [SAMPLED_HERE], [20], [0]), rows_of([2], [4], [33], [0])
+    metadata = steps.attention.builder(LIMITS).build(step_of([(20, 1)]))
+    graphs.prepare(expected, metadata)
+    steps.check(graphs, other, [GREEDY])
+    graphs.prepare(expected, metadata)
+    steps.last_token[1] = 6  # known only after the step before
+    steps.check(graphs, expected, [GREEDY])
+
+
+def test_logits_of_many_rows_have_memory_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "_MAX_LOGITS_KEPT", 0)
+    steps = Steps(tmp_path, "llama", torch.bfloat16)
+    graphs = steps.graphs()
+    assert graphs is not None
+    first = steps.check(graphs, rows_of([1, 2], [3, 4], [20, 5], [0, 1]), [GREEDY, DRAWN])
+    assert first.logits is not None
+    kept = first.logits.clone()
+    steps.check(graphs, rows_of([1, 2], [5, 6], [21, 6], [0, 1]), [GREEDY, DRAWN])
+    assert torch.equal(first.logits, kept)
 
 
 def test_a_quantized_head(tmp_path: Path) -> None:
