@@ -25,7 +25,9 @@ from mmserve.model_backend.platforms.decode_graphs import Decoded, DecodeRows, G
 from mmserve.model_backend.platforms.sampling import Draw
 
 _FIRST_POSITIONS = 1024
-"""So many positions have their angles from the first step on."""
+"""So many positions have their angles from the first step on. Their number is doubled when it is too small."""
+_MORE_POSITIONS = 8192
+"""At most so many more than a step needs, which take some 15 ms to compute."""
 _MAX_LOGITS_KEPT = 1 << 20
 """Room for more is given back after each step."""
 
@@ -81,6 +83,7 @@ class CompiledDecodes:
         self._prepared: tuple[DecodeRows | None, PagedCpuMetadata | None] = (None, None)
 
     def prepare(self, rows: DecodeRows, metadata: PagedCpuMetadata) -> None:
+        self._prepared = None, None  # until all is written
         step, tokens = self._step, self._tokens
         if len(rows.slots) != len(self._memory.slots):
             self._memory = _StepMemory(len(rows.slots), self._num_logits)
@@ -137,7 +140,11 @@ class _StepMemory:
 
 
 class _AngleTable:
-    """Cosines and sines of all positions up to a power of two: rows look theirs up."""
+    """Cosines and sines of all positions up to some number, where rows look theirs up.
+
+    A position takes 8 bytes for each pair of a head and each rope: with SmolLM2-135M 256 bytes, beside 46 KB of keys
+    and values in float32.
+    """
 
     def __init__(self, rotary: Rotary) -> None:
         self._rotary = rotary
@@ -148,12 +155,12 @@ class _AngleTable:
         """Extend the table to this position. True if it has changed."""
         if position < self._num_positions:
             return False
-        start = self._num_positions
-        self._num_positions = max(_FIRST_POSITIONS, 1 << int(position).bit_length())
-        more = self._rotary.angles(torch.arange(start, self._num_positions)[None])
+        start, power = self._num_positions, max(_FIRST_POSITIONS, 1 << position.bit_length())
+        end = min(power, (position // _MORE_POSITIONS + 1) * _MORE_POSITIONS)
+        cos, sin = self._rotary.angles(torch.arange(start, end)[None])
         if start:
-            more = torch.cat((self._cos, more[0]), dim=1), torch.cat((self._sin, more[1]), dim=1)
-        self._cos, self._sin = (each.contiguous() for each in more)
+            cos, sin = torch.cat((self._cos, cos), dim=1), torch.cat((self._sin, sin), dim=1)
+        self._cos, self._sin, self._num_positions = cos.contiguous(), sin.contiguous(), end
         return True
 
     def describe(self, tokens: _Tokens) -> None:

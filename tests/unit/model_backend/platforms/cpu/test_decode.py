@@ -13,6 +13,7 @@ from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import load
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.loader.load import load_decoder
 from mmserve.model_backend.platforms.cpu import decode
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
@@ -96,10 +97,11 @@ def test_positions_beyond_those_whose_angles_are_known(
 ) -> None:
     """And back again. Gemma has two ropes."""
     monkeypatch.setattr(decode, "_FIRST_POSITIONS", 32)
+    monkeypatch.setattr(decode, "_MORE_POSITIONS", 48)
     steps = Steps(tmp_path, family, torch.bfloat16)
     graphs = steps.graphs()
     assert graphs is not None
-    for position in (30, 31, 32, 63, 64, 3, 200):
+    for position in (30, 31, 32, 47, 48, 63, 64, 3, 200):
         steps.check(graphs, rows_of([1, 2], [SAMPLED_HERE, 3], [position, 5], [0, 1]), [GREEDY, GREEDY])
 
 
@@ -123,6 +125,26 @@ def test_a_step_that_was_prepared_and_one_that_came_instead(tmp_path: Path) -> N
     graphs.prepare(expected, metadata)
     steps.last_token[1] = 6  # known only after the step before
     steps.check(graphs, expected, [GREEDY])
+
+
+def test_a_step_after_one_that_could_not_be_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of memory for the angles, say."""
+    monkeypatch.setattr(decode, "_FIRST_POSITIONS", 32)
+    steps = Steps(tmp_path, "llama", torch.bfloat16)
+    graphs = steps.graphs()
+    assert graphs is not None
+    rows, far = rows_of([1], [SAMPLED_HERE], [20], [0]), rows_of([2, 0], [4, 5], [100, 7], [0, 1])
+    steps.check(graphs, rows, [GREEDY])
+
+    def fail(self: Rotary, positions: torch.Tensor) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rotary, "angles", fail)
+        with pytest.raises(MemoryError):
+            graphs.decode(far, [GREEDY, GREEDY], steps.attention.builder(LIMITS).build(step_of([(100, 1), (7, 1)])))
+    steps.check(graphs, rows, [GREEDY])
+    steps.check(graphs, far, [GREEDY, GREEDY])
 
 
 def test_logits_of_many_rows_have_memory_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
