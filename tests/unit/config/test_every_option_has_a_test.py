@@ -43,7 +43,7 @@ SHOWN_BY = {
     "max_model_len": f"{PLAN}::test_given_options_are_kept",
     "tool_call_parser": "integration/httpserver/protocols/test_tools.py::test_the_options_name_the_formats",
     "reasoning_parser": "integration/httpserver/protocols/test_tools.py::test_the_options_name_the_formats",
-    "seed": "unit/httpserver/api/test_openai_chat.py::test_seeds",
+    "seed": "unit/httpserver/api/openai/test_chat.py::test_seeds",
     "host": f"{LIFE}::test_both_ports_listen_on_the_address_of_host",
     "port": f"{LIFE}::test_a_port_in_use_is_refused_before_anything_starts",
     "health_port": f"{LIFE}::test_both_ports_listen_on_the_address_of_host",
@@ -121,7 +121,7 @@ SHOWN_BY = {
     "mm_queue_timeout": f"{PERMITS}::test_waiting_is_bounded_in_number_and_time",
     "mm_processor_kwargs": "unit/supervisor/startup/test_find_model.py"
     "::test_the_users_settings_of_the_image_processor_are_part_of_the_model",
-    "limit_mm_per_prompt": "unit/httpserver/api/test_openai_chat.py"
+    "limit_mm_per_prompt": "unit/httpserver/api/openai/test_chat.py"
     "::test_images_for_a_text_model_and_too_many_images_name_the_part",
     "max_image_pixels": f"{READER}::test_too_many_pixels_are_refused_from_the_header",
     "media_fetch_timeout": FETCH,
