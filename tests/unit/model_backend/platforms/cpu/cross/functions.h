@@ -1,12 +1,12 @@
 // The functions of the kernels that driver.cpp calls, as kernels.cpp defines them.
 #pragma once
 
-#include "decoder.h"
-#include "feed_forward.h"
+#include "decoder/decoder.h"
+#include "decoder/feed_forward.h"
 #include "grouped/float8_linear.h"
 #include "grouped/gguf_linear.h"
 #include "linear/linear.h"
-#include "sampling.h"
+#include "sampling/sampling.h"
 
 extern "C" {
 
