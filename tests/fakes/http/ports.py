@@ -14,10 +14,11 @@ _EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def _candidates() -> Iterator[int]:
-    """Ports that the kernel gives to no other socket between the probe and the use, over and over from a random one.
+    """Ports outside the kernel's ephemeral range, over and over from a random one.
 
-    The kernel takes ports of connections, and of servers that leave theirs to it, from its ephemeral range. Where that
-    range leaves too few below it, it is used too. Workers of one test run have different ports.
+    From that range the kernel gives ports to connections and to sockets bound to port 0: it could give one to another
+    process between the probe and its use. If fewer than 1,000 ports lie below the range, ports of the range are used.
+    Workers of one test run have different ports.
     """
     first_ephemeral = int(_EPHEMERAL_PORTS.read_text().split()[0]) if _EPHEMERAL_PORTS.exists() else 49_152
     last = first_ephemeral if first_ephemeral > _FIRST_PORT + 1_000 else 60_000
@@ -33,7 +34,7 @@ _ports = _candidates()
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens on now, and that this process has not given lately."""
+    """A TCP port of the loopback address that is in use by no process, and that this one has not given lately."""
     return next(port for port in _ports if _is_free(port))
 
 
