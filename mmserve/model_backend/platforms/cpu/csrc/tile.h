@@ -140,6 +140,15 @@ inline float widen_one(const uint16_t* from) {
     return load<float>(&bits);
 }
 
+// Calls body(m, c) for M times C registers.
+template <int M, int C, class Body>
+[[gnu::always_inline]] inline void each(const Body& body) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) body(m, c);
+}
+
 // Applied to a sum before it is stored: adds the column's bias, and the number that is stored there (a residual).
 struct Epilogue {
     const float* bias = nullptr;
@@ -153,6 +162,16 @@ struct Epilogue {
         if (bias) sum += load<V>(bias + column);
         if (add) sum += load<V>(out);
         tile::store(out, sum);
+    }
+
+    // The same for M rows and C vectors of columns, which stay in registers.
+    template <class V, int M, int C>
+    [[gnu::always_inline]] void store_all(const V (&sums)[M][C], float* out, int64_t ldc) const {
+        V sum[M][C];
+        each<M, C>([&](int m, int c) { sum[m][c] = sums[m][c]; });
+        if (bias) each<M, C>([&](int m, int c) { sum[m][c] += load<V>(bias + c * kLanes<V>); });
+        if (add) each<M, C>([&](int m, int c) { sum[m][c] += load<V>(out + m * ldc + c * kLanes<V>); });
+        each<M, C>([&](int m, int c) { tile::store(out + m * ldc + c * kLanes<V>, sum[m][c]); });
     }
 
     // The same for M rows of some columns. Not inline: a call beside the sums would take their registers.
@@ -188,13 +207,7 @@ struct Sums {
         }
     }
 
-    void store(float* out, int64_t ldc, const Epilogue& epilogue) const {
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m)
-#pragma GCC unroll 16
-            for (int c = 0; c < C; ++c)
-                epilogue.store(sum[m][c], c * kLanes<V>, out + m * ldc + c * kLanes<V>);
-    }
+    void store(float* out, int64_t ldc, const Epilogue& epilogue) const { epilogue.store_all(sum, out, ldc); }
 
     // The first `columns` columns.
     void store_some(float* out, int64_t ldc, const Epilogue& epilogue, int64_t columns) const {

@@ -29,11 +29,12 @@ void multiply(const Job& job, const Rows<typename Mode::Input>& inputs, const ty
         float* out = job.out + from * job.N + first;
         prefetch_outputs<C>(out, count, job.N);
         tile::dispatch_rows<kRows>(count, [&](auto m) {
-            const auto sums = sums_of<Mode, m, C>(job.K, inputs.at(from), inputs.stride, weights, ahead);
-            if (outputs >= sums.kColumns)
-                sums.store(out, job.N, epilogue);
-            else
-                sums.store_some(out, job.N, epilogue, outputs);
+            put_sums<Mode, m, C>(job.K, inputs.at(from), inputs.stride, weights, ahead, [&](const auto& sums) {
+                if (outputs >= sums.kColumns)
+                    sums.store(out, job.N, epilogue);
+                else
+                    sums.store_some(out, job.N, epilogue, outputs);
+            });
         });
         ahead.from += job.K / Mode::kDepth * ahead.step;
     });

@@ -1,6 +1,7 @@
-// The innermost loop of float32 products on AVX2, in assembly. For 48 multiply-adds of bfloat16 weights it has 89 instructions
-// where GCC 12 makes 106, some of which copy sums and weights between registers. A core that runs another thread beside this
-// one, as those of virtual machines often do, completes about three instructions a cycle, and then their number is what counts.
+// The innermost loop of float32 products on AVX2, in assembly. For 96 multiply-adds it has 172 instructions with bfloat16 weights
+// and 176 with float32, where GCC 12 makes about 212, some of which copy sums and weights between registers. A core that runs another
+// thread beside this one, as those of virtual machines often do, completes about three instructions a cycle, and then their
+// number is what counts.
 #pragma once
 
 #include <cstdint>
@@ -51,41 +52,42 @@ namespace linear {
     "vxorps %[right" #row "], %[right" #row "], %[right" #row "]\n"
 #define MMSERVE_SUMS(row) [left##row] "=&x"(sum[row][0]), [right##row] "=&x"(sum[row][1])
 
-// Sets the sums and goes on to the inputs and weights behind those that were added. Fetches a line for each 128 bytes of weights.
-#define MMSERVE_LOOP(first_half, second_half, input_nbytes)                                                                 \
-    asm volatile(                                                                                                           \
-        "vmovups %[mask], %%ymm12\n" MMSERVE_ZERO(0) MMSERVE_ZERO(1) MMSERVE_ZERO(2) MMSERVE_ZERO(3) MMSERVE_ZERO(4)        \
-        MMSERVE_ZERO(5) "1:\n"                                                                                              \
-        "prefetcht1 (%[from])\n prefetcht1 (%[from],%[step])\n lea (%[from],%[step],2), %[from]\n"                          \
-        first_half second_half                                                                                              \
-        "add $256, %[weights]\n add $" #input_nbytes ", %[x]\n dec %[rounds]\n jnz 1b\n"                                    \
-        : [x] "+r"(x), [weights] "+r"(weights), [from] "+r"(from), [rounds] "+r"(rounds), MMSERVE_SUMS(0), MMSERVE_SUMS(1), \
-          MMSERVE_SUMS(2), MMSERVE_SUMS(3), MMSERVE_SUMS(4), MMSERVE_SUMS(5)                                                \
-        : [stride] "r"(4 * stride), [stride3] "r"(12 * stride), [stride5] "r"(20 * stride), [step] "r"(step),               \
-          [mask] "m"(mask), [rows] "i"(M)                                                                                   \
+// Sets the sums. A round has four steps, each of 128 bytes of weights. It fetches a line for each, or one in all where the
+// four are the same one.
+#define MMSERVE_LOOP(add, step_inputs)                                                                                 \
+    asm volatile(                                                                                                      \
+        "vmovups %[mask], %%ymm12\n" MMSERVE_ZERO(0) MMSERVE_ZERO(1) MMSERVE_ZERO(2) MMSERVE_ZERO(3) MMSERVE_ZERO(4)   \
+        MMSERVE_ZERO(5) "1: prefetcht1 (%[from])\n test %k[several], %k[several]\n jnz 3f\n"                           \
+        "2: lea (%[from],%[step],4), %[from]\n" add(0) add(1) add(2) add(3)                                            \
+        "add $512, %[weights]\n add $16*" #step_inputs ", %[x]\n dec %[rounds]\n jnz 1b\n jmp 4f\n"                    \
+        "3: prefetcht1 (%[from],%[step])\n prefetcht1 (%[from],%[step],2)\n prefetcht1 (%[from],%[step3])\n jmp 2b\n"  \
+        "4:\n"                                                                                                         \
+        : [x] "+r"(x), [weights] "+r"(weights), [from] "+r"(from), [rounds] "+r"(rounds), MMSERVE_SUMS(0),             \
+          MMSERVE_SUMS(1), MMSERVE_SUMS(2), MMSERVE_SUMS(3), MMSERVE_SUMS(4), MMSERVE_SUMS(5)                          \
+        : [stride] "r"(4 * stride), [stride3] "r"(12 * stride), [stride5] "r"(20 * stride), [step] "r"(ahead.step),    \
+          [step3] "r"(3 * ahead.step), [several] "r"(several), [mask] "m"(mask), [rows] "i"(M)                         \
         : "memory", "cc", "ymm12", "ymm13", "ymm14", "ymm15")
 
-// Sets `sums` to those of the first inputs, as many as the loop can take, and returns their number.
+// Inputs of a round.
+template <class Number>
+constexpr int64_t kRoundInputs = std::is_same_v<Number, float> ? 4 : 8;
+
+// The sums of `rounds` rounds, at least one. They stay in registers if the caller uses them as constants.
 template <class Number, int M>
-[[gnu::always_inline]] inline int64_t sum_first(tile::Sums<Vector, M, 2>& sums, int64_t K, const float* x, int64_t stride,
-                                                const Number* weights, Ahead& ahead) {
-    constexpr bool kIsFloat = std::is_same_v<Number, float>;
-    constexpr int64_t kInputs = kIsFloat ? 2 : 4;  // of a round
+[[gnu::always_inline]] inline tile::Sums<Vector, M, 2> sum_rounds(int64_t rounds, const float* x, int64_t stride,
+                                                                  const Number* weights, const Ahead& ahead) {
     static_assert(M <= 6 && kPanel == 32);
     const Words mask = Words{} + 0xffff0000u;
-    const int64_t step = ahead.step;
     const char* from = ahead.from;
+    const int several = 4 * ahead.step > memory::kLine;
     Vector sum[6][2];
-    int64_t rounds = K / kInputs;
-    if (!rounds) return 0;
-    if constexpr (kIsFloat)
-        MMSERVE_LOOP(MMSERVE_ADD_FLOAT(0), MMSERVE_ADD_FLOAT(1), 8);
+    if constexpr (std::is_same_v<Number, float>)
+        MMSERVE_LOOP(MMSERVE_ADD_FLOAT, 1);
     else
-        MMSERVE_LOOP(MMSERVE_ADD_PAIR(0), MMSERVE_ADD_PAIR(1), 16);
-    for (int m = 0; m < M; ++m)
-        for (int c = 0; c < 2; ++c) sums.sum[m][c] = sum[m][c];
-    ahead.from = from;
-    return K / kInputs * kInputs;
+        MMSERVE_LOOP(MMSERVE_ADD_PAIR, 2);
+    tile::Sums<Vector, M, 2> sums;
+    tile::each<M, 2>([&](int m, int c) { sums.sum[m][c] = sum[m][c]; });
+    return sums;
 }
 
 #undef MMSERVE_LOOP
@@ -99,10 +101,8 @@ template <class Number, int M>
 #else
 
 // Elsewhere the compiler's loop adds all inputs.
-template <class Number, int M, int C>
-int64_t sum_first(tile::Sums<Vector, M, C>&, int64_t, const float*, int64_t, const Number*, Ahead&) {
-    return 0;
-}
+template <class Number>
+constexpr int64_t kRoundInputs = 0;
 
 #endif
 

@@ -116,6 +116,9 @@ struct Rounded : Bfloat16 {
     }
 };
 
+template <class Mode, int C>
+constexpr int64_t kRound = Mode::kAscends && C == kTileVectors ? kRoundInputs<typename Mode::Number> : 0;
+
 // M rows times C vectors of outputs. `weights` are those of the first output in its panel.
 template <class Mode, int M, int C>
 [[gnu::always_inline]] inline Sums<M, C> sums_of(int64_t K, const typename Mode::Input* x, int64_t stride,
@@ -123,8 +126,13 @@ template <class Mode, int M, int C>
     constexpr int64_t kNbytes = C * tile::kLanes<Vector> * Mode::kDepth * sizeof(*weights);
     Sums<M, C> sums;
     int64_t k = 0;
-    if constexpr (Mode::kAscends && C == kTileVectors) k = sum_first(sums, K, x, stride, weights, ahead);
-    weights += k * kPanel;
+    if constexpr (kRound<Mode, C> > 0)
+        if (const int64_t rounds = K / kRound<Mode, C>; rounds > 0) {
+            sums = sum_rounds<typename Mode::Number, M>(rounds, x, stride, weights, ahead);
+            k = rounds * kRound<Mode, C>;
+            ahead.from += k / Mode::kDepth * ahead.step;
+            weights += k * kPanel;
+        }
     for (; k + Mode::kDepth <= K; k += Mode::kDepth, weights += kPanel * Mode::kDepth) {
         for (int64_t i = 0; i < kNbytes; i += memory::kLine) __builtin_prefetch(ahead.from + i, 0, 2);
         ahead.from += ahead.step;
@@ -133,6 +141,16 @@ template <class Mode, int M, int C>
     if constexpr (Mode::kDepth == 2)
         if (K % 2) Mode::template add_last<M, C>(sums, x + K - 1, stride, weights);
     return Sums<M, C>(sums);  // a copy: the caller's sums have an address, and GCC 12 would add to them in memory
+}
+
+// Calls put(sums) with the same. They stay in registers where whole rounds of the loop take all inputs.
+template <class Mode, int M, int C, class Put>
+[[gnu::always_inline]] inline void put_sums(int64_t K, const typename Mode::Input* x, int64_t stride,
+                                            const typename Mode::Number* weights, const Ahead& ahead, const Put& put) {
+    if constexpr (kRound<Mode, C> > 0)
+        if (K % kRound<Mode, C> == 0 && K > 0)
+            return put(sum_rounds<typename Mode::Number, M>(K / kRound<Mode, C>, x, stride, weights, ahead));
+    put(sums_of<Mode, M, C>(K, x, stride, weights, ahead));
 }
 
 }  // namespace linear

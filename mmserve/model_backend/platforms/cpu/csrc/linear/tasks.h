@@ -22,10 +22,12 @@ struct Job {
 // Calls body(first, count) for tiles of rows [row, row + rows), of about equal size and at most max_rows rows.
 template <class Body>
 void for_each_tile(int64_t row, int64_t rows, int64_t max_rows, const Body& body) {
-    const int64_t num_tiles = (rows + max_rows - 1) / max_rows;
-    for (int64_t t = 0; t < num_tiles; ++t) {
-        const int64_t first = row + rows * t / num_tiles;
-        body(first, row + rows * (t + 1) / num_tiles - first);
+    const int64_t num_tiles = std::max<int64_t>(1, (rows + max_rows - 1) / max_rows), smaller = rows / num_tiles;
+    int64_t larger = rows % num_tiles;
+    for (const int64_t end = row + rows; row < end;) {
+        const int64_t count = smaller + (larger-- > 0);
+        body(row, count);
+        row += count;
     }
 }
 
