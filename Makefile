@@ -10,6 +10,7 @@ INSTALLED := .venv/.installed
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 # The site's folder has links to these pages, laid out as here.
+BENCHMARKS := $(wildcard benchmarks/*.py $(foreach part,answers images kernels memory processes,benchmarks/$(part)/*.py))
 PAGES := README.md CHANGELOG.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
@@ -154,8 +155,8 @@ first-picture: $(INSTALLED) ## Clone, make serve, paste a picture on the page: t
 	@$(BIN)/python -m tests.first_picture $(ARGS)
 
 bench: $(INSTALLED) ## Run every benchmark that needs no arguments, but for make chaos and make soak
-	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py | grep -vE '/(chaos|soak).py'); do \
-		name=$$(basename $$file .py); echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); done
+	@set -e; for file in $$(grep -l '__main__' $(BENCHMARKS) | xargs grep -L 'required=True' | grep -vE '/(chaos|soak).py'); do \
+		name=$$(echo $${file%.py} | tr / .); echo "$$name"; $(BIN)/python -m $$name $(ARGS); done
 
 train: $(INSTALLED) ## Train the packaged model anew into runs/; started again, it goes on where it was
 	@$(BIN)/python -m training.schedule $(ARGS)

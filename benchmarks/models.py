@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from benchmarks.checkpoints.shapes import LARGE, SHAPES, SMALL, make_shape
 from benchmarks.checkpoints.tiny import TINY
-from benchmarks.frontend.histogram import growth
+from benchmarks.images.frontend.histogram import growth
 from benchmarks.load import report
 from benchmarks.load.cpu import cpu_spent
 from benchmarks.load.measure import RequestOptions, once

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.frontend.histogram import growth
+from benchmarks.images.frontend.histogram import growth
 from benchmarks.load import named, report
 from benchmarks.load.measure import RequestOptions, mixed, once
 from benchmarks.load.memory import MIB, usage

@@ -14,7 +14,7 @@ from benchmarks.load.cpu import cpu_spent
 from benchmarks.nodes.cluster import Cluster, cluster, metric
 from benchmarks.nodes.namespaces import network
 from benchmarks.nodes.workload import zipf_bodies
-from benchmarks.scale_sim import Setting, Simulation
+from benchmarks.processes.scale_sim import Setting, Simulation
 from mmserve.cli.bench.client import run
 
 NODES = 3

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.kernels.machine_rates import read_rate, square_rate
 from benchmarks.load.workload import Workload
-from benchmarks.machine_rates import read_rate, square_rate
 from mmserve.checkpoint.spec import ModelSpec, TextSpec
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.supervisor.startup.machine import look

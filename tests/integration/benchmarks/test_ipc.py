@@ -1,11 +1,11 @@
-"""``benchmarks.ipc``: each transfer method delivers the payload to every reader."""
+"""``benchmarks.images.ipc``: each transfer method delivers the payload to every reader."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.handover.ways import WAYS
-from benchmarks.ipc import measure
+from benchmarks.images.handover.ways import WAYS
+from benchmarks.images.ipc import measure
 from mmserve.ipc.arena import Arena
 
 
