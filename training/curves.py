@@ -1,6 +1,6 @@
 """Learning curves as a picture: what the stages wrote while they ran, one panel a stage, in an SVG file.
 
-Reads `*.jsonl` of a run's folder (`training.common.Log`); knows nothing about models.
+Reads `*.jsonl` of a run's folder (`training.stages.common.Log`); knows nothing about models.
 
     python -m training.curves --out runs
 """

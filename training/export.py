@@ -19,9 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from training import common, tokens
-from training.models import SHAPE, Eye, Text
-from training.world import GRID, SIDE
+from training import tokens
+from training.pictures.world import GRID, SIDE
+from training.stages import common
+from training.stages.models import SHAPE, Eye, Text
 
 PATCH = SIDE // GRID
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from training import conversations, honest, looks, tokens
-from training.phrasebook import put
-from training.questions import Turn
-from training.scenes import Scene
+from training import tokens
+from training.pictures import looks
+from training.pictures.scenes import Scene
+from training.pictures.world import PATCHES
 from training.tokens import ASSISTANT, BOS, EOS, FIRST, IMAGE, SECOND, SYSTEM, USER, Coder
-from training.world import PATCHES
+from training.words import conversations, honest
+from training.words.phrasebook import put
+from training.words.questions import Turn
 
 LENGTH = 256
 KINDS = {

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from training import conversations
-from training.drawing import draw_scene, encode
-from training.questions import ASK, Turn
-from training.scenes import Scene, make_scene
+from training.pictures.drawing import draw_scene, encode
+from training.pictures.scenes import Scene, make_scene
+from training.words import conversations
+from training.words.questions import ASK, Turn
 
 KINDS = (*ASK, "follow-up", "two", "text")
 Message = dict[str, Any]

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from training import curves, fonts
+from training import curves
+from training.pictures import fonts
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def command(stage: Stage, options: argparse.Namespace) -> list[str]:
     steps = max(2, round(stage.steps * options.scale))
     more = ["--check", str(options.check)] if options.check else []
     more += ["--device", options.device, "--compile" if options.compile else "--no-compile"]
-    own = [sys.executable, "-m", f"training.{stage.module}", "--out", str(options.out), "--steps", str(steps)]
+    own = [sys.executable, "-m", f"training.stages.{stage.module}", "--out", str(options.out), "--steps", str(steps)]
     return own + stage.settings.split() + more
 
 

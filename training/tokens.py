@@ -13,12 +13,12 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from training import honest
-from training.conversations import SMALL_TALK, SYSTEMS, follow_up, text_turn, two_pictures
-from training.phrasebook import put
-from training.questions import ASK
-from training.scenes import make_scene
-from training.world import LEARNED, VOCABULARY
+from training.pictures.scenes import make_scene
+from training.pictures.world import LEARNED, VOCABULARY
+from training.words import honest
+from training.words.conversations import SMALL_TALK, SYSTEMS, follow_up, text_turn, two_pictures
+from training.words.phrasebook import put
+from training.words.questions import ASK
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<image>", "<|user|>", "<|assistant|>", "<|system|>",
             "<|first|>", "<|second|>", "<|next|>")  # fmt: skip

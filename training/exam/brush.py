@@ -1,4 +1,4 @@
-"""The second drawing routine, kept apart from training: nothing of `training.drawing` is used here.
+"""The second drawing routine, kept apart from training: nothing of `training.pictures.drawing` is used here.
 
 Three times the size and brought down, so that edges are smooth; shapes of other proportions, turned a little, filled
 with gradients, with or without outlines; letters turned a little; photographs, toned photographs and gradients as
@@ -14,12 +14,12 @@ import random
 import numpy as np
 from PIL import Image, ImageDraw
 
-from training import fonts
 from training.exam import photographs
 from training.exam.layouts import lay_out
+from training.pictures import fonts
+from training.pictures.scenes import Item, Scene
+from training.pictures.world import BACKGROUND_NAMES, BACKGROUNDS, COLOURS
 from training.sample import File, Studio
-from training.scenes import Item, Scene
-from training.world import BACKGROUND_NAMES, BACKGROUNDS, COLOURS
 
 FINE = 3  # pixels drawn for one kept, each way
 Points = list[tuple[float, float]]

@@ -10,9 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from training.conversations import NO_PICTURE
 from training.exam.report import Row
-from training.world import BACKGROUND_NAMES, COLOUR_NAMES, SHAPES, SIZES
+from training.pictures.world import BACKGROUND_NAMES, COLOUR_NAMES, SHAPES, SIZES
+from training.words.conversations import NO_PICTURE
 
 WORD = "[a-z]+"
 SORTS: dict[str, str] = {

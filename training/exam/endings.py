@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from training.exam import brush, heldout, honesty
+from training.pictures.scenes import make_scene
 from training.sample import CLASSIC, KINDS, Message, Sample, Studio, draw_one, user
-from training.scenes import make_scene
 
 SCRAPS = (
     "aaaaaaaaaaaaaaaaaaaaaaaa", "?", ".", "0 0 0 0 0 0 0 0", "red red red red", "the the the", "count count count",

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from training.calling import DID, arguments_of
 from training.exam import heldout
-from training.facts import Fact, about_one, joined, of_item, pick
-from training.functions import CHOICES, Function, Parameter
-from training.objects import ANSWER
-from training.questions import ASK
+from training.pictures.scenes import Scene
 from training.sample import Sample, Studio, user
-from training.scenes import Scene
+from training.words.calling import DID, arguments_of
+from training.words.facts import Fact, about_one, joined, of_item, pick
+from training.words.functions import CHOICES, Function, Parameter
+from training.words.objects import ANSWER
+from training.words.questions import ASK
 
 NAMES = ("highlight", "register", "publish", "annotate", "record", "dye", "beep", "archive", "draw_line", "setLamp")
 PARAMETERS = ("shade", "entry", "payload", "subject", "detail", "hint", "option", "field")

@@ -13,9 +13,9 @@ from functools import partial
 
 from PIL import Image
 
-from training.drawing import draw_scene, encode
+from training.pictures.drawing import draw_scene, encode
+from training.pictures.scenes import Scene, frame, make_scene
 from training.sample import File, Sample, Studio, samples
-from training.scenes import Scene, frame, make_scene
 
 SIDE = 256
 REFERENCE = "PNG, 256 × 256"

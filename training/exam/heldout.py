@@ -11,12 +11,12 @@ import random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from training import fonts
-from training.drawing import draw_on, encode, jitter
 from training.exam.layouts import lay_out
+from training.pictures import fonts
+from training.pictures.drawing import draw_on, encode, jitter
+from training.pictures.scenes import Scene
+from training.pictures.world import BACKGROUND_NAMES, BACKGROUNDS
 from training.sample import File, Studio
-from training.scenes import Scene
-from training.world import BACKGROUND_NAMES, BACKGROUNDS
 
 Colour = tuple[int, int, int]
 CONTRAST = 12  # of a pattern, in steps of 255

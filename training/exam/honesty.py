@@ -10,10 +10,10 @@ import random
 import re
 from collections.abc import Iterator
 
-from training.phrases import named, noun, plural, tally
+from training.pictures.scenes import Scene, make_scene
+from training.pictures.world import BACKGROUND_NAMES, COLOUR_NAMES, SHAPES, SIZES
 from training.sample import CLASSIC, Sample, user
-from training.scenes import Scene, make_scene
-from training.world import BACKGROUND_NAMES, COLOUR_NAMES, SHAPES, SIZES
+from training.words.phrases import named, noun, plural, tally
 
 LONGEST_WORDS = 14
 GUESSES = {*COLOUR_NAMES, *BACKGROUND_NAMES, *SHAPES, *map(plural, SHAPES), *SIZES} | set(

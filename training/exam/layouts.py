@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import random
 
-from training.scenes import Item, Scene, fits, random_text, write
-from training.world import COLOUR_NAMES, LARGE_RADIUS, POOR_TEXT, SHAPES, SMALL_RADIUS
+from training.pictures.scenes import Item, Scene, fits, random_text, write
+from training.pictures.world import COLOUR_NAMES, LARGE_RADIUS, POOR_TEXT, SHAPES, SMALL_RADIUS
 
 Spot = tuple[float, float]
 Thing = tuple[str, str, str]  # shape, colour, size

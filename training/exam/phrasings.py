@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from training.intents import say, understand
 from training.sample import CLASSIC, Sample, Studio, draw_one
+from training.words.intents import say, understand
 
 HELD_OUT: tuple[tuple[str, str, str], ...] = (  # kind, intent, template
     ("colour", "colour", "Can you tell what {w} the {name} is?"),

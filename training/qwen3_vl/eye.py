@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training import common, labels
-from training.eye import HELD_OUT
+from training.pictures import labels
 from training.qwen3_vl import counting, pictures, shape, transplant
 from training.qwen3_vl.pictures import CHANNELS, Pictures
+from training.stages import common
+from training.stages.eye import HELD_OUT
 
 RIDGE = 3.0
 

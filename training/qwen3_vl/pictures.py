@@ -1,7 +1,7 @@
 """Scenes, their pictures as the tower takes them, and the oracle code of every cell.
 
-The code is that of `training.labels` without positions: where a cell is, only its axes tell. It comes in two streams
-of (cells, 256), STREAMS: the prompt's rows and DeepStack's.
+The code is that of `training.pictures.labels` without positions: where a cell is, only its axes tell. It comes in two
+streams of (cells, 256), STREAMS: the prompt's rows and DeepStack's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from training import labels, looks
-from training.phrases import tally
+from training.pictures import labels, looks
+from training.pictures.scenes import Item, Scene, make_scene
+from training.pictures.world import BACKGROUND_NAMES, CLASS_INDEX, COLOUR_NAMES, SIZES
 from training.qwen3_vl.shape import CELL, MERGE, PATCH, Grid, grid_of
-from training.scenes import Item, Scene, make_scene
-from training.world import BACKGROUND_NAMES, CLASS_INDEX, COLOUR_NAMES, SIZES
+from training.words.phrases import tally
 
 BORDER = 0.08  # of a patch, kept free around its edges by every centre
 STREAMS: tuple[tuple[str, ...], ...] = (("kind", "size", "ground", *labels.TALLIES), ("colour",))

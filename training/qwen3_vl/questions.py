@@ -1,4 +1,4 @@
-"""Questions on a scene: those of `training.questions` that this model learns, and which shape is outermost.
+"""Questions on a scene: those of `training.words.questions` that this model learns, and which shape is outermost.
 
 The latter can be answered by the axes of the positions alone: the tower does not say where a cell is. `samples` are
 held-out questions in OpenAI's chat format, with pictures as PNG and JPEG files of up to three times the size.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from training import questions, sample
-from training.phrasebook import put
-from training.questions import Turn
+from training import sample
+from training.pictures.scenes import Scene
 from training.qwen3_vl.pictures import place, scene, stands_apart
 from training.qwen3_vl.shape import grid_of
 from training.sample import FIRST_SEED, Sample
-from training.scenes import Scene
+from training.words import questions
+from training.words.phrasebook import put
+from training.words.questions import Turn
 
 SIDES = {"left": (1, -1), "right": (1, 1), "above": (0, -1), "below": (0, 1)}
 """Axis (rows, columns) and direction."""

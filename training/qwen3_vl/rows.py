@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training import rows
+from training.pictures.scenes import Scene
 from training.qwen3_vl import pictures, questions
 from training.qwen3_vl.shape import Grid, grid_of
-from training.scenes import Scene
 from training.tokens import BOS, FIRST, IMAGE, USER, Coder
 
 LENGTH = 160

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from training import common
 from training.qwen3_vl import shape
 from training.qwen3_vl.shape import PACKAGED
+from training.stages import common
 
 STAGES = (("eye", 18, False), ("text", 120, False), ("text", 160, True), ("several.train", 200, False))
 """Module, steps, and whether the stage is told where the tower is."""

@@ -19,8 +19,8 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3_vl
 
 import mmserve
 from training import tokens
-from training.models import SHAPE
-from training.world import GRID, SIDE
+from training.pictures.world import GRID, SIDE
+from training.stages.models import SHAPE
 
 PACKAGED = Path(mmserve.__file__).parent / "packaged" / "llava"
 PATCH = SIDE // GRID  # pixels, as the packaged tower's

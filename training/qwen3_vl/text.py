@@ -20,17 +20,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration
 
-from training import common, labels
-from training.eye import HELD_OUT
-from training.joint import rate
-from training.language import blur
+from training.pictures import labels
+from training.pictures.world import BACKGROUND_NAMES
 from training.qwen3_vl import pictures, shape, warm
 from training.qwen3_vl.eye import look
 from training.qwen3_vl.pictures import Pictures
 from training.qwen3_vl.rows import Batch, rows_of
 from training.qwen3_vl.shape import PACKAGED
+from training.stages import common
+from training.stages.eye import HELD_OUT
+from training.stages.joint import rate
+from training.stages.language import blur
 from training.tokens import IMAGE, Coder
-from training.world import BACKGROUND_NAMES
 
 WARM = 15  # steps
 Lesson = tuple[Batch, Pictures | Tensor]  # rows, and their pictures or codes (cells, CODE)

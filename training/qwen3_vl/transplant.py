@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training import export, models
+from training import export
 from training.qwen3_vl import pictures, shape
+from training.stages import models
 
 FIRST, COUNT = 700_000_000, 64
 """Seeds of the pictures that tell the mean length of an embedded patch."""

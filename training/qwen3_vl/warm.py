@@ -19,15 +19,17 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3VLForConditionalGeneration
 
-from training import export, labels, language
-from training.models import SHAPE, Text
-from training.prior import single
+from training import export
+from training.pictures import labels
+from training.pictures.world import BACKGROUND_NAMES
 from training.qwen3_vl import rows
 from training.qwen3_vl.pictures import CHANNELS, code, streams
 from training.qwen3_vl.questions import SIDES
 from training.qwen3_vl.shape import NEW_LAYERS
+from training.stages import language
+from training.stages.models import SHAPE, Text
+from training.stages.prior import single
 from training.tokens import IMAGE, Coder
-from training.world import BACKGROUND_NAMES
 
 PAIRS = (7, 8)
 """Frequencies that turn with the row and the column: 0.13 and 0.10 radians a position."""

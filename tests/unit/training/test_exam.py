@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training import conversations, fonts
 from training.evaluate import question_of
 from training.exam import brush, confusion, heldout, honesty, phrasings, report
 from training.exam.sets import SETS, Answer
-from training.intents import understand
-from training.phrasebook import BOOK, put
-from training.questions import ASK
+from training.pictures import fonts
+from training.pictures.scenes import make_scene
+from training.pictures.world import COLOURS
 from training.sample import Sample
-from training.scenes import make_scene
-from training.world import COLOURS
+from training.words import conversations
+from training.words.intents import understand
+from training.words.phrasebook import BOOK, put
+from training.words.questions import ASK
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from training import export
-from training.models import Eye, Text
+from training.pictures.world import LEARNED
+from training.stages.models import Eye, Text
 from training.tokens import Coder
-from training.world import LEARNED
 
 
 def test_networks_come_back_from_their_directory(tmp_path: Path, coder: Coder) -> None:

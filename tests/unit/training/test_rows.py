@@ -6,10 +6,10 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from training import rows, tokens
-from training.looks import VARIED
+from training.pictures.looks import VARIED
+from training.pictures.world import PATCHES
 from training.rows import make_row, stack, tree_mask
 from training.tokens import EOS, IMAGE, Coder
-from training.world import PATCHES
 
 
 def test_one_segment_is_plain_causal() -> None:

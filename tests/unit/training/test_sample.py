@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from training.questions import ASK
 from training.sample import FIRST_SEED, KINDS, samples
+from training.words.questions import ASK
 
 
 def test_the_same_seed_gives_the_same_samples_and_another_seed_others() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.models import SHAPE
 from training.qwen3_vl.several.questions import PLACES
 from training.qwen3_vl.warm import PRESENCE, solved, towards, words
+from training.stages.models import SHAPE
 from training.tokens import FIRST, NEXT, SECOND, Coder
 
 MARKS = (FIRST, SECOND, NEXT)

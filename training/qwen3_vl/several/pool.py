@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from training import common
+from training.pictures.scenes import Scene
 from training.qwen3_vl import pictures, shape
 from training.qwen3_vl.eye import look
-from training.scenes import Scene
+from training.stages import common
 
 AT_ONCE = 32  # pictures that the tower looks at
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from training import questions, sample
-from training.phrases import tally
-from training.questions import Turn
+from training import sample
+from training.pictures.scenes import Scene
+from training.pictures.world import COLOUR_NAMES, SHAPES
 from training.qwen3_vl.pictures import scene, stands_apart
 from training.qwen3_vl.questions import side
 from training.sample import FIRST_SEED, Message, Sample
-from training.scenes import Scene
-from training.world import COLOUR_NAMES, SHAPES
+from training.words import questions
+from training.words.phrases import tally
+from training.words.questions import Turn
 
 PLACES = ("first", "second", "third")
 HELD_OUT = ("colour of one", "shape of one", "which picture", "side in the newest")

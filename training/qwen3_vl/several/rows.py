@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from training import rows
-from training.questions import Turn
+from training.pictures.scenes import Scene
 from training.qwen3_vl import questions
 from training.qwen3_vl.rows import Batch, Row
 from training.qwen3_vl.several import questions as several
 from training.qwen3_vl.shape import grid_of
-from training.scenes import Scene
 from training.tokens import BOS, FIRST, NEXT, SECOND, USER, Coder
+from training.words.questions import Turn
 
 LENGTH = 208
 MARKS = (FIRST, SECOND, NEXT)

@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3VLForConditionalGeneration
 
-from training import common
-from training.eye import HELD_OUT
-from training.joint import rate
 from training.qwen3_vl import pictures, shape, warm
 from training.qwen3_vl.several import marks
 from training.qwen3_vl.several.pool import Pool, pool_of
 from training.qwen3_vl.several.rows import Lesson, lesson
 from training.qwen3_vl.text import exact, logits_of
+from training.stages import common
+from training.stages.eye import HELD_OUT
+from training.stages.joint import rate
 from training.tokens import Coder
 
 WARM = 15  # steps

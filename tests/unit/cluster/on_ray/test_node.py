@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -57,3 +58,30 @@ def test_replicas_are_named_by_addresses_as_machines_may_have_one_name_and_get_t
         assert other != first
     with node._place("10.0.0.1") as again:
         assert again == first
+
+
+def _ephemeral_ports(text: str, node: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_text(text)
+    monkeypatch.setattr(node, "_EPHEMERAL_PORTS", path)
+
+
+def test_the_port_of_reports_is_none_that_the_kernel_gives_to_connections(
+    node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a port could be a connection's by the time the router binds it."""
+    _ephemeral_ports("32768\t60999\n", node, tmp_path / "ports", monkeypatch)
+    assert 20_000 <= node._free_port("127.0.0.1") < 32_768
+
+
+def test_a_port_in_use_is_not_given(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        monkeypatch.setattr(node.random, "sample", lambda *_: [port])
+        assert node._free_port("127.0.0.1") != port
+
+
+def test_where_the_kernel_gives_all_ports_to_connections_one_of_them_is_used(
+    node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ephemeral_ports("1024\t65535\n", node, tmp_path / "ports", monkeypatch)
+    assert node._free_port("127.0.0.1") >= 1024

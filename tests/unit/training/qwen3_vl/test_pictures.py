@@ -11,11 +11,11 @@ import torch
 import transformers
 from PIL import Image
 
-from training import labels
-from training.phrases import tally
+from training.pictures import labels
+from training.pictures.scenes import Item, Scene
+from training.pictures.world import COLOUR_NAMES, SHAPES
 from training.qwen3_vl import pictures, shape
-from training.scenes import Item, Scene
-from training.world import COLOUR_NAMES, SHAPES
+from training.words.phrases import tally
 
 
 @pytest.mark.parametrize(("width", "height"), [(130, 130), (240, 120), (111, 219), (700, 520)])

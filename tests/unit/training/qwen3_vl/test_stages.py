@@ -17,10 +17,10 @@ from PIL import Image
 
 from mmserve.checkpoint import load
 from training import tokens
+from training.pictures.scenes import Item, Scene
 from training.qwen3_vl import evaluate, eye, rows, schedule, shape, text
 from training.qwen3_vl.questions import samples, side
 from training.qwen3_vl.several import train
-from training.scenes import Item, Scene
 from training.tokens import Coder
 
 

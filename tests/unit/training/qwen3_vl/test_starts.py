@@ -9,12 +9,12 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from training import labels
+from training.pictures import labels
+from training.pictures.world import SHAPES
 from training.qwen3_vl import pictures, shape, text, transplant, warm
 from training.qwen3_vl.questions import SIDES
 from training.qwen3_vl.several.rows import lesson
 from training.tokens import Coder
-from training.world import SHAPES
 
 
 def test_turned_queries_and_keys_have_the_same_products() -> None:

@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 import numpy as np
 import torch
 
-from training import labels, tokens
+from training import tokens
+from training.pictures import labels
 from training.qwen3_vl import pictures, shape, text, warm
 from training.qwen3_vl.several import marks, rows
 from training.tokens import Coder

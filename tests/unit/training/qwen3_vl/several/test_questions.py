@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from training.pictures.scenes import Item, Scene
 from training.qwen3_vl.several.questions import HELD_OUT, of_one, samples, which
-from training.scenes import Item, Scene
 
 FIRST, SECOND = (Scene(200, 200, "white", "plain", 0) for _ in range(2))
 FIRST.shapes = [

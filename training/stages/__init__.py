@@ -1,0 +1,1 @@
+"""What is learned one after another, and what the stages share."""

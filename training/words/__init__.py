@@ -1,0 +1,1 @@
+"""What is asked about a picture and answered."""
