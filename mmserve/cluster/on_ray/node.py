@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import random
 import re
 import signal
 import socket
@@ -35,6 +36,8 @@ from mmserve.ipc.links.cluster_key import ClusterKey, written
 _READY = re.compile(r"mmserve is ready: (http://[^\s,]+)")
 _STOP_TIMEOUT_S = 60.0
 _MAX_PLACES = 1024
+_FIRST_PORT = 20_000
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DROPPED = ("OMP_NUM_THREADS", "MMSERVE_CONFIG")
 """Of the actor's environment. Ray sets one thread for each worker; the server counts its cores itself."""
 
@@ -162,6 +165,14 @@ def _end_with(pid: int, closing: threading.Event) -> None:
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of ``host`` that no process uses.
+
+    It is below the range from which the kernel gives ports to connections, if there is a free one: a port of that range
+    could become a connection's before the router binds it.
+    """
+    below = range(_FIRST_PORT, int(_EPHEMERAL_PORTS.read_text().split()[0]))
+    for port in (*random.sample(below, len(below)), 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    raise OSError(f"{host} has no free port")
