@@ -72,7 +72,7 @@ namespace linear {
 template <class Number>
 constexpr int64_t kRoundInputs = std::is_same_v<Number, float> ? 4 : 8;
 
-// The sums of `rounds` rounds, at least one. They stay in registers if the caller uses them as constants.
+// The sums of `rounds` rounds, at least one. They stay in registers as long as nothing takes their address.
 template <class Number, int M>
 [[gnu::always_inline]] inline tile::Sums<Vector, M, 2> sum_rounds(int64_t rounds, const float* x, int64_t stride,
                                                                   const Number* weights, const Ahead& ahead) {
