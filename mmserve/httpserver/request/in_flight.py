@@ -43,7 +43,8 @@ class RequestsInFlight:
         """At most MAX_REQUESTS, oldest first. Waits for the router at most ``timeout_s``."""
         sequences = {task: self._sequence(task) for task in self._tasks.oldest(MAX_REQUESTS)}
         stages = await self._stages([id for id in sequences.values() if id is not None])
-        return [_row(task, id, stages) for task, id in sequences.items() if not task.deltas.complete]
+        now_s = time.monotonic()
+        return [_row(task, now_s, id, stages) for task, id in sequences.items() if not task.deltas.complete]
 
     def deliver(self, answer: SequenceStages) -> None:
         """The router's answer. One that comes too late is as good for the question after it."""
@@ -71,11 +72,11 @@ class RequestsInFlight:
             self._answer = None
 
 
-def _row(task: RequestTask, sequence: str | None, stages: Mapping[str, SequenceStage]) -> RequestState:
+def _row(task: RequestTask, now_s: float, sequence: str | None, stages: Mapping[str, SequenceStage]) -> RequestState:
     usage = task.deltas.usage
     return RequestState(
         id=task.call.request_id,
-        age_s=round(time.monotonic() - task.call.arrival_s, 3),
+        age_s=round(now_s - task.call.arrival_s, 3),
         state=_state(task) if sequence is None else stages.get(sequence),
         prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.completion_tokens,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import openai
+import pytest
 
 from mmserve.httpserver.call import MediaItem, MediaRef
+from mmserve.httpserver.request import in_flight
 from mmserve.ipc.status_client import read_page
 from mmserve.messages.media import Processing
 from mmserve.messages.request import AskStages
@@ -95,7 +100,13 @@ def test_without_an_answer_of_the_router_the_state_is_open() -> None:
     run(test)
 
 
-def test_the_oldest_requests_are_shown_and_of_several_choices_one_is_asked_about() -> None:
+def test_the_oldest_requests_are_shown_and_of_several_choices_one_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their ages are of one moment, however long it takes to write them down."""
+    seconds = itertools.count(time.monotonic() + 60)
+    monkeypatch.setattr(in_flight, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+
     async def test() -> None:
         async with http_worker(enable_admin=True) as worker, worker.client() as client:
             worker.upstream.behave = say_then_hold("")
