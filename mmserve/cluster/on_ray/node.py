@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import random
@@ -165,14 +166,22 @@ def _end_with(pid: int, closing: threading.Event) -> None:
 
 
 def _free_port(host: str) -> int:
-    """A TCP port of ``host`` that no process uses.
+    """A TCP port of ``host`` that no process uses. OSError: ``host`` is no address of this machine, or has none.
 
     It is below the range from which the kernel gives ports to connections, if there is a free one: a port of that range
     could become a connection's before the router binds it.
     """
     below = range(_FIRST_PORT, int(_EPHEMERAL_PORTS.read_text().split()[0]))
-    for port in (*random.sample(below, len(below)), 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
-            return int(probe.getsockname()[1])
-    raise OSError(f"{host} has no free port")
+    for port in random.sample(below, len(below)):
+        try:
+            return _bound(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return _bound(host, 0)
+
+
+def _bound(host: str, port: int) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import re
 import socket
 import sys
 from collections.abc import Iterator
@@ -85,3 +88,8 @@ def test_where_the_kernel_gives_all_ports_to_connections_one_of_them_is_used(
 ) -> None:
     _ephemeral_ports("1024\t65535\n", node, tmp_path / "ports", monkeypatch)
     assert node._free_port("127.0.0.1") >= 1024
+
+
+def test_an_address_of_another_machine_is_named_as_what_it_is(node: Any) -> None:
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.EADDRNOTAVAIL))):
+        node._free_port("192.0.2.1")
