@@ -186,6 +186,40 @@ struct Epilogue {
     }
 };
 
+// Where M rows begin, which are `stride` numbers apart. Of many rows every fourth has an address of its own: GCC 12 would compute an
+// offset for each row, have no registers for some, and read one from a vector register in each round of a loop.
+template <int M, class Number>
+class RowAddresses {
+public:
+    RowAddresses(const Number* first, int64_t stride) : stride_(stride) {
+        for (int i = 0; i < kGroups; ++i) {
+            first_[i] = first + i * kTogether * stride;
+            if constexpr (kGroups > 1) first_[i] = separate(first_[i]);
+        }
+    }
+
+    const Number* at(int row) const { return first_[row / kTogether] + row % kTogether * stride_; }
+
+    // By some numbers of each row.
+    void advance(int64_t numbers) {
+        for (int i = 0; i < kGroups; ++i) first_[i] += numbers;
+    }
+
+private:
+    static constexpr int kTogether = M > kMaxRows ? 4 : M, kGroups = (M + kTogether - 1) / kTogether;
+
+    // Keeps the compiler from deriving the address from others.
+    static const Number* separate(const Number* address) {
+#if defined(__x86_64__) || defined(__aarch64__)
+        asm("" : "+r"(address));
+#endif
+        return address;
+    }
+
+    const Number* first_[kGroups];
+    int64_t stride_;
+};
+
 // The sums of M rows and C vectors of columns.
 template <class V, int M, int C>
 struct Sums {
@@ -193,11 +227,12 @@ struct Sums {
     static constexpr bool kFillRegisters = M * C + C + 2 >= kRegisters;  // with C numbers of B and 2 more
     V sum[M][C] = {};
 
-    // Adds the products of one column of A, whose rows are lda numbers apart, and one row of B.
-    void add(const float* a, int64_t lda, const V (&b)[C]) {
+    // Adds the products of column k of A, from where a.at(row) says that its rows begin, and one row of B.
+    template <class Rows>
+    void add(const Rows& a, int64_t k, const V (&b)[C]) {
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-            const V x = broadcast<V>(a[m * lda]);
+            const V x = broadcast<V>(a.at(m)[k]);
 #pragma GCC unroll 16
             for (int c = 0; c < C; ++c) {
                 sum[m][c] += x * b[c];

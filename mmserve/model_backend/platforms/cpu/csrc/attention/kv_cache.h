@@ -110,14 +110,15 @@ template <class Mode, int M, int B, bool kFetches>
     linear::Sums<M, B * kBlockVectors> sums;
     const int64_t apart = keys[B - 1] - keys[0];
     const auto *at = keys[0], *const end = at + dim * kBlock;
+    tile::RowAddresses<M, typename Mode::Input> rows(q, dim);
 #pragma GCC unroll kUnrolled
-    for (; at != end; at += kNumbers, q += Mode::kDepth) {
+    for (; at != end; at += kNumbers, rows.advance(Mode::kDepth)) {
 #pragma GCC unroll 2
         for (int b = 0; b < B && kFetches; ++b) {
             prefetch(ahead[b] + (at - keys[0]), kNumbers);
             prefetch(beside[b] + (at - keys[0]), kNumbers);
         }
-        Mode::template add<M, B * kBlockVectors, kBlockVectors>(sums, q, dim, at, apart);
+        Mode::template add<M, B * kBlockVectors, kBlockVectors>(sums, rows, at, apart);
     }
     sums.store(scores, kKeyTile, {});
 }
@@ -170,13 +171,13 @@ template <class Mode, int M, int C, bool kFetches>
                 prefetch(ahead, kDepth * sums.kColumns);
                 ahead += kDepth * dim;
             }
-            Mode::template add<M, C>(sums, at, kKeyTile, values);
+            Mode::template add<M, C>(sums, linear::Rows(at, kKeyTile), values);
         }
         if constexpr (kDepth == 2)
             if (count % 2) {
                 typename Mode::Number only[2 * sums.kColumns] = {};
                 for (int64_t i = 0; i < 2 * sums.kColumns; i += 2) only[i] = values[i];
-                Mode::template add_last<M, C>(sums, weights + count - 1, kKeyTile, only);
+                Mode::template add_last<M, C>(sums, linear::Rows(end, kKeyTile), only);
             }
     }
     sums.store(out, dim, {nullptr, true});

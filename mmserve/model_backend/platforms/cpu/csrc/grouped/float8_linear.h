@@ -78,6 +78,7 @@ inline void product(int64_t K, int64_t group_size, const float* x, int64_t strid
                     int64_t panel_nbytes, bool fetches, float* out, int64_t ldc, const tile::Epilogue& epilogue) {
     constexpr int64_t kLanes = tile::kLanes<Vector>;
     Vector totals[M][P * kVectors] = {};
+    tile::RowAddresses<M, float> rows(x, stride);
     for (int64_t k = 0; k < K;) {
         Vector scales[P * kVectors];
         for (int i = 0; i < P * kVectors; ++i)
@@ -86,14 +87,14 @@ inline void product(int64_t K, int64_t group_size, const float* x, int64_t strid
             for (int p = 0; p < P; ++p) grouped::prefetch(panel + (p + P) * panel_nbytes, sizeof(grouped::Scales));
         panel += sizeof(grouped::Scales);
         tile::Sums<Vector, M, P * kVectors> sums;
-        for (const int64_t end = std::min(K, k + group_size); k < end; ++k, panel += kOutputs) {
+        for (const int64_t end = std::min(K, k + group_size); k < end; ++k, panel += kOutputs, rows.advance(1)) {
             Vector weights[P * kVectors];
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
                 if (fetches && k % kInputsOfLine == 0) __builtin_prefetch(panel + (p + P) * panel_nbytes, 0, 2);
                 widen(panel + p * panel_nbytes, weights + p * kVectors);
             }
-            sums.add(x + k, stride, weights);
+            sums.add(rows, 0, weights);
         }
         for (int m = 0; m < M; ++m)
             for (int i = 0; i < P * kVectors; ++i) totals[m][i] += sums.sum[m][i] * scales[i];

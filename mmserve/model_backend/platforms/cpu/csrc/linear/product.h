@@ -24,10 +24,10 @@ struct Exact : Float32 {
     static Rows<float> inputs(const Job& job) { return unrounded(job); }
     static constexpr bool kFlushes = false;
 
-    template <int M, int C, int kNear = C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const float* weights,
+    template <int M, int C, int kNear = C, class Rows>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const Rows& x, const float* weights,
                                            int64_t apart = 0) {
-        sums.add(x, stride, load<C, kNear>(weights, apart).of);
+        sums.add(x, 0, load<C, kNear>(weights, apart).of);
     }
 };
 
@@ -38,16 +38,16 @@ struct Widened : Bfloat16 {
     static Rows<float> inputs(const Job& job) { return unrounded(job); }
     static constexpr bool kFlushes = false;
 
-    template <int M, int C, int kNear = C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights,
+    template <int M, int C, int kNear = C, class Rows>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const Rows& x, const uint16_t* weights,
                                            int64_t apart = 0) {
-        sums.add(x, stride, load<C, false, kNear>(weights, apart).of);
-        sums.add(x + 1, stride, load<C, true, kNear>(weights, apart).of);
+        sums.add(x, 0, load<C, false, kNear>(weights, apart).of);
+        sums.add(x, 1, load<C, true, kNear>(weights, apart).of);
     }
 
-    template <int M, int C>
-    [[gnu::always_inline]] static void add_last(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
-        sums.add(x, stride, load<C, false>(weights).of);
+    template <int M, int C, class Rows>
+    [[gnu::always_inline]] static void add_last(Sums<M, C>& sums, const Rows& x, const uint16_t* weights) {
+        sums.add(x, 0, load<C, false>(weights).of);
     }
 };
 
@@ -61,8 +61,8 @@ struct Rounded : Bfloat16 {
 #if defined(__AVX512BF16__)
     using Input = uint16_t;
 
-    template <int M, int C, int kNear = C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights,
+    template <int M, int C, int kNear = C, class Rows>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const Rows& x, const uint16_t* weights,
                                            int64_t apart = 0) {
         __m512bh numbers[C];
 #pragma GCC unroll 4
@@ -70,7 +70,7 @@ struct Rounded : Bfloat16 {
             numbers[c] = reinterpret_cast<__m512bh>(tile::keep_in_register(tile::load<Words>(word_vector<kNear>(weights, apart, c))));
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-            const auto pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(tile::load<int32_t>(x + m * stride)));
+            const auto pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(tile::load<int32_t>(x.at(m))));
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c)
                 sums.sum[m][c] = reinterpret_cast<Vector>(
@@ -80,15 +80,15 @@ struct Rounded : Bfloat16 {
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     using Input = uint16_t;
 
-    template <int M, int C, int kNear = C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights,
+    template <int M, int C, int kNear = C, class Rows>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const Rows& x, const uint16_t* weights,
                                            int64_t apart = 0) {
         bfloat16x8_t numbers[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) numbers[c] = reinterpret_cast<bfloat16x8_t>(tile::load<Words>(word_vector<kNear>(weights, apart, c)));
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-            const auto pair = reinterpret_cast<bfloat16x8_t>(Words{} + tile::load<uint32_t>(x + m * stride));
+            const auto pair = reinterpret_cast<bfloat16x8_t>(Words{} + tile::load<uint32_t>(x.at(m)));
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) {
                 const auto odd = vbfmlaltq_f32(reinterpret_cast<float32x4_t>(sums.sum[m][c]), numbers[c], pair);
@@ -99,20 +99,20 @@ struct Rounded : Bfloat16 {
 #else
     using Input = float;
 
-    template <int M, int C, int kNear = C>
-    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights,
+    template <int M, int C, int kNear = C, class Rows>
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const Rows& x, const uint16_t* weights,
                                            int64_t apart = 0) {
-        sums.add(x + 1, stride, load<C, true, kNear>(weights, apart).of);
-        sums.add(x, stride, load<C, false, kNear>(weights, apart).of);
+        sums.add(x, 1, load<C, true, kNear>(weights, apart).of);
+        sums.add(x, 0, load<C, false, kNear>(weights, apart).of);
     }
 #endif
 
     static Rows<Input> inputs(const Job& job) { return rounded<Input>(job); }
 
     // The input behind the last is zero.
-    template <int M, int C>
-    [[gnu::always_inline]] static void add_last(Sums<M, C>& sums, const Input* x, int64_t stride, const uint16_t* weights) {
-        add<M, C>(sums, x, stride, weights);
+    template <int M, int C, class Rows>
+    [[gnu::always_inline]] static void add_last(Sums<M, C>& sums, const Rows& x, const uint16_t* weights) {
+        add<M, C>(sums, x, weights);
     }
 };
 
@@ -133,13 +133,15 @@ template <class Mode, int M, int C>
             ahead.from += k / Mode::kDepth * ahead.step;
             weights += k * kPanel;
         }
-    for (; k + Mode::kDepth <= K; k += Mode::kDepth, weights += kPanel * Mode::kDepth) {
+    tile::RowAddresses<M, typename Mode::Input> rows(x + k, stride);
+    const auto* const end = weights + (K - k) / Mode::kDepth * Mode::kDepth * kPanel;
+    for (; weights != end; weights += kPanel * Mode::kDepth, rows.advance(Mode::kDepth)) {
         for (int64_t i = 0; i < kNbytes; i += memory::kLine) __builtin_prefetch(ahead.from + i, 0, 2);
         ahead.from += ahead.step;
-        Mode::template add<M, C>(sums, x + k, stride, weights);
+        Mode::template add<M, C>(sums, rows, weights);
     }
     if constexpr (Mode::kDepth == 2)
-        if (K % 2) Mode::template add_last<M, C>(sums, x + K - 1, stride, weights);
+        if (K % 2) Mode::template add_last<M, C>(sums, rows, weights);
     return Sums<M, C>(sums);  // a copy: the caller's sums have an address, and GCC 12 would add to them in memory
 }
 
