@@ -191,14 +191,14 @@ struct Epilogue {
 template <int M, class Number>
 class RowAddresses {
 public:
-    RowAddresses(const Number* first, int64_t stride) : stride_(stride) {
+    RowAddresses(Number* first, int64_t stride) : stride_(stride) {
         for (int i = 0; i < kGroups; ++i) {
             first_[i] = first + i * kTogether * stride;
             if constexpr (kGroups > 1) first_[i] = separate(first_[i]);
         }
     }
 
-    const Number* at(int row) const { return first_[row / kTogether] + row % kTogether * stride_; }
+    Number* at(int row) const { return first_[row / kTogether] + row % kTogether * stride_; }
 
     // By some numbers of each row.
     void advance(int64_t numbers) {
@@ -209,14 +209,14 @@ private:
     static constexpr int kTogether = M > kMaxRows ? 4 : M, kGroups = (M + kTogether - 1) / kTogether;
 
     // Keeps the compiler from deriving the address from others.
-    static const Number* separate(const Number* address) {
+    static Number* separate(Number* address) {
 #if defined(__x86_64__) || defined(__aarch64__)
         asm("" : "+r"(address));
 #endif
         return address;
     }
 
-    const Number* first_[kGroups];
+    Number* first_[kGroups];
     int64_t stride_;
 };
 

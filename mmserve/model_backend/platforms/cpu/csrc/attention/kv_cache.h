@@ -110,7 +110,7 @@ template <class Mode, int M, int B, bool kFetches>
     linear::Sums<M, B * kBlockVectors> sums;
     const int64_t apart = keys[B - 1] - keys[0];
     const auto *at = keys[0], *const end = at + dim * kBlock;
-    tile::RowAddresses<M, typename Mode::Input> rows(q, dim);
+    tile::RowAddresses<M, const typename Mode::Input> rows(q, dim);
 #pragma GCC unroll kUnrolled
     for (; at != end; at += kNumbers, rows.advance(Mode::kDepth)) {
 #pragma GCC unroll 2

@@ -78,7 +78,7 @@ inline void product(int64_t K, int64_t group_size, const float* x, int64_t strid
                     int64_t panel_nbytes, bool fetches, float* out, int64_t ldc, const tile::Epilogue& epilogue) {
     constexpr int64_t kLanes = tile::kLanes<Vector>;
     Vector totals[M][P * kVectors] = {};
-    tile::RowAddresses<M, float> rows(x, stride);
+    tile::RowAddresses<M, const float> rows(x, stride);
     for (int64_t k = 0; k < K;) {
         Vector scales[P * kVectors];
         for (int i = 0; i < P * kVectors; ++i)

@@ -9,15 +9,6 @@
 
 namespace linear {
 
-// Prefetches `rows` rows of C vectors, which will be written: they are too far apart for the CPU's own prefetcher, and a
-// store that misses the cache would wait for its line.
-template <int C>
-void prefetch_outputs(const float* out, int64_t rows, int64_t stride) {
-    constexpr int64_t kLine = memory::kLine / sizeof(float);
-    for (int64_t row = 0; row < rows; ++row)
-        for (int64_t i = 0; i < C * tile::kLanes<Vector>; i += kLine) __builtin_prefetch(out + row * stride + i, 1);
-}
-
 // Multiplies rows [row, row + rows) by C vectors of outputs, of which there are `outputs` from `first` on, a few rows at a
 // time. bfloat16 is widened for every tile of rows, which costs less than storing floats. What a tile fetches begins where the
 // last one's ends.
@@ -26,14 +17,13 @@ void multiply(const Job& job, const Rows<typename Mode::Input>& inputs, const ty
               int64_t first, int64_t outputs, int64_t row, int64_t rows, Ahead& ahead) {
     const tile::Epilogue epilogue = job.epilogue.at(first);
     for_each_tile(row, rows, kRows, [&](int64_t from, int64_t count) {
-        float* out = job.out + from * job.N + first;
-        prefetch_outputs<C>(out, count, job.N);
+        const Results results{job.out + from * job.N + first, job.N};
         tile::dispatch_rows<kRows>(count, [&](auto m) {
-            put_sums<Mode, m, C>(job.K, inputs.at(from), inputs.stride, weights, ahead, [&](const auto& sums) {
+            put_sums<Mode, m, C>(job.K, inputs.at(from), inputs.stride, weights, ahead, results, [&](const auto& sums) {
                 if (outputs >= sums.kColumns)
-                    sums.store(out, job.N, epilogue);
+                    sums.store(results.first, job.N, epilogue);
                 else
-                    sums.store_some(out, job.N, epilogue, outputs);
+                    sums.store_some(results.first, job.N, epilogue, outputs);
             });
         });
         ahead.from += job.K / Mode::kDepth * ahead.step;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "aligned_memory.h"
 #include "linear/inputs.h"
 #include "linear/loop_avx2.h"
 #include "linear/panels.h"
@@ -119,13 +120,36 @@ struct Rounded : Bfloat16 {
 template <class Mode, int C>
 constexpr int64_t kRound = Mode::kAscends && C == kTileVectors ? kRoundInputs<typename Mode::Number> : 0;
 
+// Where the results of a tile go, whose rows are `stride` numbers apart.
+struct Results {
+    float* first;
+    int64_t stride;
+
+    // Fetches C vectors of rows [row, end): they are too far apart for the CPU's own prefetcher, and a store that misses the cache
+    // would wait for its line. Must be inline: GCC 12 leaves out calls of a function that does nothing but prefetch.
+    template <int C>
+    [[gnu::always_inline]] void prefetch(int64_t row, int64_t end) const {
+        for (; row < end; ++row)
+            for (int64_t i = 0; i < C * tile::kLanes<Vector>; i += memory::kLine / sizeof(float))
+                __builtin_prefetch(first + row * stride + i, 1);
+    }
+};
+
+// A row of results is fetched after each kApart * Mode::kDepth inputs. All rows at once were slower where results come from memory,
+// presumably because lines of inputs and weights arrive through the same buffers.
+constexpr int64_t kApart = 8;
+
 // M rows times C vectors of outputs. `weights` are those of the first output in its panel.
 template <class Mode, int M, int C>
 [[gnu::always_inline]] inline Sums<M, C> sums_of(int64_t K, const typename Mode::Input* x, int64_t stride,
-                          const typename Mode::Number* weights, Ahead ahead) {
-    constexpr int64_t kNbytes = C * tile::kLanes<Vector> * Mode::kDepth * sizeof(*weights);
+                          const typename Mode::Number* weights, Ahead ahead, const Results& results) {
+    constexpr int64_t kStep = Mode::kDepth * kPanel, kNbytes = C * tile::kLanes<Vector> * Mode::kDepth * sizeof(*weights);
     Sums<M, C> sums;
-    int64_t k = 0;
+    int64_t k = 0, row = 0;
+    if (kRound<Mode, C> > 0 || K < M * kApart * Mode::kDepth) {
+        results.template prefetch<C>(0, M);
+        row = M;
+    }
     if constexpr (kRound<Mode, C> > 0)
         if (const int64_t rounds = K / kRound<Mode, C>; rounds > 0) {
             sums = sum_rounds<typename Mode::Number, M>(rounds, x, stride, weights, ahead);
@@ -133,12 +157,20 @@ template <class Mode, int M, int C>
             ahead.from += k / Mode::kDepth * ahead.step;
             weights += k * kPanel;
         }
-    tile::RowAddresses<M, typename Mode::Input> rows(x + k, stride);
-    const auto* const end = weights + (K - k) / Mode::kDepth * Mode::kDepth * kPanel;
-    for (; weights != end; weights += kPanel * Mode::kDepth, rows.advance(Mode::kDepth)) {
-        for (int64_t i = 0; i < kNbytes; i += memory::kLine) __builtin_prefetch(ahead.from + i, 0, 2);
-        ahead.from += ahead.step;
-        Mode::template add<M, C>(sums, rows, weights);
+    const auto* const end = weights + (K - k) / Mode::kDepth * kStep;
+    tile::RowAddresses<M, const typename Mode::Input> rows(x + k, stride);
+    while (weights != end) {
+        const auto* stop = end;
+        if (row < M) {
+            results.template prefetch<C>(row, row + 1);
+            ++row;
+            stop = weights + kApart * kStep;
+        }
+        for (; weights != stop; weights += kStep, rows.advance(Mode::kDepth)) {
+            for (int64_t i = 0; i < kNbytes; i += memory::kLine) __builtin_prefetch(ahead.from + i, 0, 2);
+            ahead.from += ahead.step;
+            Mode::template add<M, C>(sums, rows, weights);
+        }
     }
     if constexpr (Mode::kDepth == 2)
         if (K % 2) Mode::template add_last<M, C>(sums, rows, weights);
@@ -148,11 +180,14 @@ template <class Mode, int M, int C>
 // Calls put(sums) with the same. They stay in registers where whole rounds of the loop take all inputs.
 template <class Mode, int M, int C, class Put>
 [[gnu::always_inline]] inline void put_sums(int64_t K, const typename Mode::Input* x, int64_t stride,
-                                            const typename Mode::Number* weights, const Ahead& ahead, const Put& put) {
+                                            const typename Mode::Number* weights, const Ahead& ahead, const Results& results,
+                                            const Put& put) {
     if constexpr (kRound<Mode, C> > 0)
-        if (K % kRound<Mode, C> == 0 && K > 0)
+        if (K % kRound<Mode, C> == 0 && K > 0) {
+            results.template prefetch<C>(0, M);
             return put(sum_rounds<typename Mode::Number, M>(K / kRound<Mode, C>, x, stride, weights, ahead));
-    put(sums_of<Mode, M, C>(K, x, stride, weights, ahead));
+        }
+    put(sums_of<Mode, M, C>(K, x, stride, weights, ahead, results));
 }
 
 }  // namespace linear

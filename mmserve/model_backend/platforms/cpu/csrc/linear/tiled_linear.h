@@ -100,11 +100,11 @@ void multiply_panel(Registers& registers, const Job& job, const Rows<uint16_t>& 
     for (int64_t from = row, step; from < end; from += step) {
         step = std::min(2 * kRows, end - from);
         const int64_t ahead = from == row ? job.ways.ahead_nbytes / sizeof *weights : 0;
-        float* out = job.out + from * job.N + panel * kPanel;
-        prefetch_outputs<kPanel / tile::kLanes<Vector>>(out, step, job.N);
+        const Results results{job.out + from * job.N + panel * kPanel, job.N};
+        results.prefetch<kPanel / tile::kLanes<Vector>>(0, step);
         const auto sum = step > kRows ? sum_rows<2, Registers> : sum_rows<1, Registers>;
         sum(registers, job.K, inputs.at(from), inputs.stride, weights, left ? rest : nullptr, ahead, sums);
-        store_sums(sums, step, outputs, epilogue, out, job.N);
+        store_sums(sums, step, outputs, epilogue, results.first, job.N);
     }
 }
 
