@@ -60,6 +60,20 @@ class FeedForward(NamedTuple):
     """Computed at once where intermediate results take memory; None: all."""
 
 
+class SelfAttention(NamedTuple):
+    """The attention block of a vision tower's layer, with the norm before it."""
+
+    norm_weight: torch.Tensor
+    norm_bias: torch.Tensor | None
+    """None: RMSNorm, not LayerNorm."""
+    norm_eps: float
+    qkv: Product
+    num_heads: int
+    out: Product
+    scale: torch.Tensor | None = None
+    """Of each column of the result."""
+
+
 class Ops(Protocol):
     """``platforms.reference.TorchOps`` defines the results; other implementations compute the same faster."""
 
@@ -126,6 +140,11 @@ class Ops(Protocol):
 
     def feed_forward_(self, x: torch.Tensor, block: FeedForward) -> None:
         """x [T, size] += block(x). Weights have finished loading."""
+        ...
+
+    def self_attention_(self, x: torch.Tensor, lengths: Sequence[int], block: SelfAttention) -> None:
+        """x [T, size] += block(x), with ``encoder_attention`` of sequences of these lengths. Weights have finished
+        loading."""
         ...
 
     def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionStep
 from mmserve.model_backend.layers.linear_method import LinearMethod
-from mmserve.model_backend.layers.ops import Activation, Addend, Attended, FeedForward, Multiply, Product
+from mmserve.model_backend.layers.ops import Activation, Addend, Attended, FeedForward, Multiply, Product, SelfAttention
 from mmserve.runtime.errors import StartupError
 
 
@@ -97,7 +97,15 @@ class TorchOps:
             else:
                 self.add_scaled_(rows, down.method.apply(inner, down.bias), block.scale)
 
-    def _normed(self, x: torch.Tensor, block: FeedForward) -> torch.Tensor:
+    def self_attention_(self, x: torch.Tensor, lengths: Sequence[int], block: SelfAttention) -> None:
+        qkv = block.qkv.method.apply(self._normed(x, block), block.qkv.bias)
+        attended = self.encoder_attention(qkv, block.num_heads, lengths)
+        if block.scale is None:
+            block.out.method.apply(attended, block.out.bias, x)
+        else:
+            self.add_scaled_(x, block.out.method.apply(attended, block.out.bias), block.scale)
+
+    def _normed(self, x: torch.Tensor, block: FeedForward | SelfAttention) -> torch.Tensor:
         if block.norm_bias is None:
             return self.rms_norm(x, block.norm_weight, block.norm_eps)
         return self.layer_norm(x, block.norm_weight, block.norm_bias, block.norm_eps)

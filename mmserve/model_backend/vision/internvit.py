@@ -15,6 +15,7 @@ from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.model_backend.vision.parts.feed_forward import feed_forward
 from mmserve.model_backend.vision.parts.projector import Projector
+from mmserve.model_backend.vision.parts.self_attention import self_attention
 from mmserve.model_backend.vision.parts.tiles import encode_tiles, patches_of, space_to_depth
 
 _PROJECTOR_NORM_EPS = 1e-5
@@ -65,23 +66,29 @@ class Layer(nn.Module):
         self.up = ColumnParallelLinear(size, [Projection("fc1", inner)], bias=True, context=mlp)
         self.down = ColumnParallelLinear(inner, [Projection("fc2", size)], bias=True, context=mlp)
         self.scales = context.empty(2, size)
+        self._self_attention = self_attention(
+            self.attention_norm, self.qkv, spec.num_heads, self.out, scale=self.scales[0], context=context
+        )
         parts = (self.mlp_norm, self.up, spec.activation, self.down)
         self._feed_forward = feed_forward(*parts, scale=self.scales[1], context=context)
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """[T, hidden], in place. The rows are sequences of these lengths."""
-        self._ops.add_scaled_(x, self.out(self._attend(self.attention_norm(x), lengths)), self.scales[0])
+        if self.q_norm is None or self.k_norm is None:
+            self._self_attention(x, lengths)
+        else:
+            self._normed_attention(x, lengths, self.q_norm, self.k_norm)
         self._feed_forward(x)
         return x
 
-    def _attend(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        qkv = self.qkv(x)
-        if self.q_norm is not None and self.k_norm is not None:
-            # Over all heads at once.
-            whole = qkv.view(len(qkv), 3, -1)
-            self.q_norm.heads_(whole[:, :1])
-            self.k_norm.heads_(whole[:, 1:2])
-        return self._ops.encoder_attention(qkv, self._num_heads, lengths)
+    def _normed_attention(self, x: torch.Tensor, lengths: Sequence[int], q_norm: RmsNorm, k_norm: RmsNorm) -> None:
+        qkv = self.qkv(self.attention_norm(x))
+        # Over all heads at once.
+        whole = qkv.view(len(qkv), 3, -1)
+        q_norm.heads_(whole[:, :1])
+        k_norm.heads_(whole[:, 1:2])
+        attended = self._ops.encoder_attention(qkv, self._num_heads, lengths)
+        self._ops.add_scaled_(x, self.out(attended), self.scales[0])
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         parts = (self.attention_norm, self.qkv, self.q_norm, self.k_norm, self.out, self.mlp_norm, self.up, self.down)

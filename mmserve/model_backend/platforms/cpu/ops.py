@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from mmserve.model_backend.layers.ops import Activation, FeedForward
+from mmserve.model_backend.layers.ops import Activation, FeedForward, SelfAttention
 from mmserve.model_backend.platforms.cpu.linear.matrix import Matrix, address
 from mmserve.model_backend.platforms.cpu.linear.packing import PackedLinear
 from mmserve.model_backend.platforms.torch_ops import TorchOps
@@ -32,6 +32,15 @@ class _FeedForward(ctypes.Structure):
         *((name, c_void_p) for name in ("norm", "norm_bias", "scale")),
         *((name, Matrix) for name in ("up", "down")),
         *((name, c_int64) for name in ("activation", "gated")),
+        ("eps", c_float),
+    )
+
+
+class _SelfAttention(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("norm", "norm_bias", "scale")),
+        *((name, Matrix) for name in ("qkv", "out")),
+        *((name, c_int64) for name in ("heads", "rounds")),
         ("eps", c_float),
     )
 
@@ -103,6 +112,26 @@ class KernelOps(TorchOps):
             block.norm_eps,
         )
         self._kernels.mm_feed_forward(ctypes.byref(structure), x.data_ptr(), len(x))
+
+    def self_attention_(self, x: torch.Tensor, lengths: Sequence[int], block: SelfAttention) -> None:
+        qkv, out = block.qkv, block.out
+        if not (
+            x.is_contiguous()
+            and isinstance(qkv.method, PackedLinear)
+            and isinstance(out.method, PackedLinear)
+            and x.shape[1] % _VECTOR == out.method.in_size // block.num_heads % _VECTOR == 0
+        ):
+            return super().self_attention_(x, lengths, block)
+        structure = _SelfAttention(
+            *map(address, (block.norm_weight, block.norm_bias, block.scale)),
+            Matrix.of(qkv),
+            Matrix.of(out),
+            block.num_heads,
+            self._rounds,
+            block.norm_eps,
+        )
+        counts = (c_int64 * len(lengths))(*lengths)
+        self._kernels.mm_self_attention(ctypes.byref(structure), x.data_ptr(), ctypes.addressof(counts), len(counts))
 
     def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
         rows, width = qkv.shape

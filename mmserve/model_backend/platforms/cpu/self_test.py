@@ -12,7 +12,7 @@ import torch
 
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.layers.linear_method import LinearShape
-from mmserve.model_backend.layers.ops import Activation, FeedForward
+from mmserve.model_backend.layers.ops import Activation, FeedForward, SelfAttention
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder_checks import (
     BLOCK,
@@ -117,15 +117,16 @@ class _Product(NamedTuple):
     bias: torch.Tensor
 
 
+def _product(kernels: ctypes.CDLL, outputs: int, inputs: int) -> _Product:
+    method = KernelLinear(kernels, LinearShape.full(outputs, inputs))
+    method.weight.copy_(random(outputs, inputs) / 8)
+    method.finish_loading()
+    return _Product(method, random(outputs, seed=1))
+
+
 def _feed_forward(kernels: ctypes.CDLL) -> bool:
     """A block in one call gives the bits of its operations one by one, which the other checks compare."""
-
-    def product(outputs: int, inputs: int) -> _Product:
-        method = KernelLinear(kernels, LinearShape.full(outputs, inputs))
-        method.weight.copy_(random(outputs, inputs) / 8)
-        method.finish_loading()
-        return _Product(method, random(outputs, seed=1))
-
+    product = partial(_product, kernels)
     ops, weight, bias = KernelOps(kernels), random(32), random(32, seed=1)
     plain = FeedForward(weight, bias, 1e-5, product(48, 32), "silu", product(32, 48), scale=bias)
     gated = FeedForward(weight, None, 1e-5, product(96, 32), "silu", product(32, 48), gated=True)
@@ -136,6 +137,16 @@ def _feed_forward(kernels: ctypes.CDLL) -> bool:
         if not torch.equal(found, expected):
             return False
     return True
+
+
+def _self_attention(kernels: ctypes.CDLL) -> bool:
+    """As ``_feed_forward``."""
+    ops, weight, bias, lengths = KernelOps(kernels), random(32), random(32, seed=1), (200, 60, 17)
+    block = SelfAttention(weight, bias, 1e-5, _product(kernels, 96, 32), 2, _product(kernels, 32, 32))
+    found, expected = random(277, 32), random(277, 32)
+    ops.self_attention_(found, lengths, block)
+    TorchOps.self_attention_(ops, expected, lengths, block)
+    return torch.equal(found, expected)
 
 
 def _head_norm(ops: TorchOps) -> torch.Tensor:
@@ -207,6 +218,7 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_attention": _attention,
     "mm_encoder_attention": _encoder_attention,
     "mm_feed_forward": _feed_forward,
+    "mm_self_attention": _self_attention,
     "mm_decoder": right_decoder,
     "mm_sample": _sample,
     "mm_decode": right_decode,

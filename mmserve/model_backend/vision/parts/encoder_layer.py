@@ -14,6 +14,7 @@ from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.parts.feed_forward import feed_forward
 from mmserve.model_backend.vision.parts.patch_grids import Angles
+from mmserve.model_backend.vision.parts.self_attention import self_attention
 
 
 class EncoderSizes(Protocol):
@@ -50,17 +51,23 @@ class EncoderLayer(nn.Module):
         self.mlp_norm = LayerNorm("layer_norm2", size, spec.layer_norm_eps, context=context)
         self.up = ColumnParallelLinear(size, [Projection("fc1", inner)], bias=True, context=mlp)
         self.down = RowParallelLinear("fc2", inner, size, bias=True, context=mlp)
+        self._self_attention = self_attention(self.attention_norm, self.qkv, spec.num_heads, self.out, context=context)
         self._feed_forward = feed_forward(self.mlp_norm, self.up, spec.activation, self.down, context=context)
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int], angles: Angles | None = None) -> torch.Tensor:
         """[T, hidden], in place. The rows are sequences of these lengths; ``angles`` turn queries and keys."""
-        qkv = self.qkv(self.attention_norm(x))
-        if angles is not None:
-            heads = qkv.view(len(qkv), 3 * self._num_heads, -1)
-            self._ops.rotary_(heads[:, : 2 * self._num_heads], *angles)
-        self.out(self._ops.encoder_attention(qkv, self._num_heads, lengths), x)
+        if angles is None:
+            self._self_attention(x, lengths)
+        else:
+            self._turned_attention(x, lengths, angles)
         self._feed_forward(x)
         return x
+
+    def _turned_attention(self, x: torch.Tensor, lengths: Sequence[int], angles: Angles) -> None:
+        qkv = self.qkv(self.attention_norm(x))
+        heads = qkv.view(len(qkv), 3 * self._num_heads, -1)
+        self._ops.rotary_(heads[:, : 2 * self._num_heads], *angles)
+        self.out(self._ops.encoder_attention(qkv, self._num_heads, lengths), x)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         for part in (self.attention_norm, self.qkv, self.out, self.mlp_norm, self.up, self.down):

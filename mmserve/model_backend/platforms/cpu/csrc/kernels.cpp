@@ -9,6 +9,7 @@
 #include "decoder/decode_step.h"
 #include "decoder/decoder.h"
 #include "decoder/feed_forward.h"
+#include "decoder/self_attention.h"
 #include "grouped/float8_linear.h"
 #include "grouped/gguf_linear.h"
 #include "grouped/grouped_linear.h"
@@ -236,6 +237,7 @@ struct Ops {
     static constexpr auto activate = mm_activation;
     static constexpr auto act_and_mul = mm_act_and_mul;
     static constexpr auto add_scaled = mm_add_scaled;
+    static constexpr auto attend_all = mm_encoder_attention;
 
     // to[indices[i]] += from[i], of rows of `size` numbers.
     static void add_rows(const float* from, const int64_t* indices, float* to, int64_t rows, int64_t size) {
@@ -284,6 +286,11 @@ void mm_decode(const decoder::Layer* layers, const decoder::Shape* shape, const 
 // x: [rows, size], in place. See feed_forward::run.
 void mm_feed_forward(const feed_forward::Block* block, float* x, int64_t rows) {
     feed_forward::run<Ops>(*block, x, rows);
+}
+
+// x: [rows, size], in place. See self_attention::run.
+void mm_self_attention(const self_attention::Block* block, float* x, const int64_t* lengths, int64_t sequences) {
+    self_attention::run<Ops>(*block, x, lengths, sequences);
 }
 
 }  // extern "C"

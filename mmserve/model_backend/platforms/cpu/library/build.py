@@ -47,6 +47,7 @@ _SIGNATURES = {
     "mm_decoder": (_POINTER, _POINTER, _POINTER),
     "mm_decode": (_POINTER,) * 5,
     "mm_feed_forward": (_POINTER, _POINTER, _SIZE),
+    "mm_self_attention": (*(_POINTER,) * 3, _SIZE),
 }
 _ASKED = ("mm_has_tiles",)
 """Functions without arguments that return an int."""

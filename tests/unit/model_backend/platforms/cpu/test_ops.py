@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
-from mmserve.model_backend.layers.ops import FeedForward
+from mmserve.model_backend.layers.ops import FeedForward, SelfAttention
 from mmserve.model_backend.platforms.cpu.linear.packing import KernelLinear, RoundedKernelLinear
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
 from mmserve.model_backend.platforms.torch_ops import TorchOps
@@ -104,6 +104,27 @@ def test_a_feed_forward_block_gives_the_bits_of_its_operations(
     TorchOps.feed_forward_(ops, expected, block)
     assert torch.equal(found, expected)
     assert not torch.equal(found, random(rows, size))
+
+
+@pytest.mark.parametrize("lengths", [[1], [40, 7], [300], [64, 64, 64, 64, 64], [256, 1, 255, 300, 2]])
+@pytest.mark.parametrize("rounds", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("rms", [False, True])
+@pytest.mark.parametrize("dim", [16, 12], ids=["whole vectors", "falls back to torch"])
+def test_an_attention_block_gives_the_bits_of_its_operations(
+    lengths: list[int], rounds: bool, scaled: bool, rms: bool, dim: int
+) -> None:
+    """Some sequences at a time, one that is longer than is computed at a time, and several of these."""
+    ops, size, heads = KernelOps(kernels(), rounds=rounds), 40, 3
+    qkv = layer(3 * heads * dim, size, 3, bias=not rms, rounds=rounds)
+    out = layer(size, heads * dim, 5, bias=True, rounds=rounds)
+    norm_bias, scale = None if rms else random(size, seed=7), random(size, seed=8) if scaled else None
+    block = SelfAttention(random(size), norm_bias, 1e-5, qkv, heads, out, scale)
+    found, expected = random(sum(lengths), size), random(sum(lengths), size)
+    ops.self_attention_(found, lengths, block)
+    TorchOps.self_attention_(ops, expected, lengths, block)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, random(sum(lengths), size))
 
 
 @pytest.mark.parametrize("size", [16, 12], ids=["whole vectors", "falls back to torch"])
