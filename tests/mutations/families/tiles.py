@@ -147,14 +147,20 @@ FAMILIES = {
             Mutation(
                 "attention is scaled as the MLP",
                 _INTERNVIT,
-                "self._attend(self.attention_norm(x), lengths)), self.scales[0]",
-                "self._attend(self.attention_norm(x), lengths)), self.scales[1]",
+                "scale=self.scales[0], context",
+                "scale=self.scales[1], context",
+            ),
+            Mutation(
+                "attention with norms of queries and keys is scaled as the MLP",
+                _INTERNVIT,
+                "self.out(attended), self.scales[0]",
+                "self.out(attended), self.scales[1]",
             ),
             Mutation(
                 "values are normalized, not keys",
                 _INTERNVIT,
-                "self.k_norm.heads_(whole[:, 1:2])",
-                "self.k_norm.heads_(whole[:, 2:])",
+                "k_norm.heads_(whole[:, 1:2])",
+                "k_norm.heads_(whole[:, 2:])",
             ),
             Mutation(
                 "the projector's norm is left out",

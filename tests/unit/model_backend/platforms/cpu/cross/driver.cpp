@@ -209,6 +209,7 @@ int main(int count, char**) {
     rows();
     decoders();
     feed_forward_blocks();
+    attention_blocks();
     attention_of_sequence();
     attention_of_shared_prefix();
     attention_of_pictures();

@@ -3,6 +3,7 @@
 
 #include "decoder/decoder.h"
 #include "decoder/feed_forward.h"
+#include "decoder/self_attention.h"
 #include "grouped/float8_linear.h"
 #include "grouped/gguf_linear.h"
 #include "linear/linear.h"
@@ -35,5 +36,6 @@ void mm_ban(float* logits, int64_t stride, int64_t size, const int64_t* rows, in
             int64_t words);
 void mm_decoder(const decoder::Layer* layers, const decoder::Shape* shape, const decoder::Step* step);
 void mm_feed_forward(const feed_forward::Block* block, float* x, int64_t rows);
+void mm_self_attention(const self_attention::Block* block, float* x, const int64_t* lengths, int64_t sequences);
 
 }  // extern "C"

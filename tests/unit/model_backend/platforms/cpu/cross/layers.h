@@ -103,4 +103,20 @@ void feed_forward_blocks() {
         }
 }
 
+void attention_blocks() {
+    constexpr int64_t kSize = 64, kHeads = 2, kDim = 40;
+    const std::vector<int64_t> lengths{270, 17, 9};
+    Numbers numbers(11);
+    for (const int64_t form : {0, 4})
+        for (const bool scaled : {false, true}) {
+            Weights weights(numbers, form);
+            self_attention::Block block{weights.vector(kSize), scaled ? nullptr : weights.vector(kSize),
+                                        scaled ? weights.vector(kSize) : nullptr, weights.matrix(kSize, 3 * kHeads * kDim),
+                                        weights.matrix(kHeads * kDim, kSize), kHeads, form != 0, 1e-5f};
+            auto x = numbers.floats(296 * kSize, 1);
+            mm_self_attention(&block, x.data(), lengths.data(), lengths.size());
+            write("attention block", x);
+        }
+}
+
 }  // namespace
