@@ -27,21 +27,23 @@ def activation_number(name: str, *, rounds: bool) -> int:
     return ACTIVATIONS[name] + (_SHORT if rounds else 0)
 
 
+class _Residual(ctypes.Structure):
+    _fields_ = (*((name, c_void_p) for name in ("norm", "norm_bias", "scale")), ("eps", c_float))
+
+
 class _FeedForward(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("norm", "norm_bias", "scale")),
+        ("residual", _Residual),
         *((name, Matrix) for name in ("up", "down")),
         *((name, c_int64) for name in ("activation", "gated")),
-        ("eps", c_float),
     )
 
 
 class _SelfAttention(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("norm", "norm_bias", "scale")),
+        ("residual", _Residual),
         *((name, Matrix) for name in ("qkv", "out")),
         *((name, c_int64) for name in ("heads", "rounds")),
-        ("eps", c_float),
     )
 
 
@@ -104,12 +106,11 @@ class KernelOps(TorchOps):
         ):
             return super().feed_forward_(x, block)
         structure = _FeedForward(
-            *map(address, (block.norm_weight, block.norm_bias, scale)),
+            _Residual(*map(address, (block.norm_weight, block.norm_bias, scale)), block.norm_eps),
             Matrix.of(up),
             Matrix.of(down),
             self._number(block.activation),
             block.gated,
-            block.norm_eps,
         )
         self._kernels.mm_feed_forward(ctypes.byref(structure), x.data_ptr(), len(x))
 
@@ -123,12 +124,11 @@ class KernelOps(TorchOps):
         ):
             return super().self_attention_(x, lengths, block)
         structure = _SelfAttention(
-            *map(address, (block.norm_weight, block.norm_bias, block.scale)),
+            _Residual(*map(address, (block.norm_weight, block.norm_bias, block.scale)), block.norm_eps),
             Matrix.of(qkv),
             Matrix.of(out),
             block.num_heads,
             self._rounds,
-            block.norm_eps,
         )
         counts = (c_int64 * len(lengths))(*lengths)
         self._kernels.mm_self_attention(ctypes.byref(structure), x.data_ptr(), ctypes.addressof(counts), len(counts))

@@ -38,6 +38,8 @@ public:
         return array_.get();
     }
 
+    T* get() const { return array_.get(); }
+
 private:
     Array<T> array_;
     int64_t count_ = 0;

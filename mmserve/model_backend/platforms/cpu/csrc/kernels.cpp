@@ -1,6 +1,7 @@
 // The functions that Python calls, on plain addresses. Tensors are contiguous float32 unless stated otherwise.
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "activations.h"
@@ -31,13 +32,18 @@ void rotate(float* x, const float* cos, const float* sin, int64_t half) {
     }
 }
 
+// Calls run(cache), with an empty value of the type of KV cache: see mm_attention.
+template <class Run>
+void dispatch_cache(int64_t cache, const Run& run) {
+    if (cache == 0) return run(std::type_identity<attention::KvCache<linear::Exact>>());
+    if (cache == 1) return run(std::type_identity<attention::KvCache<linear::Widened>>());
+    run(std::type_identity<attention::KvCache<linear::Rounded>>());
+}
+
+// Writes K and V of a row, kv: [2, kv_heads, dim], into the cache.
 template <class Cache>
-void store_and_attend(const attention::Job& job, void* layer_kv, const float* kv, const int64_t* slot_mapping,
-                      int64_t rows, int64_t num_tiles) {
-    pool::parallel_for_rows(rows, 2 * job.kv_heads * job.dim, [=, &job](int64_t row) {
-        Cache::store(static_cast<typename Cache::Number*>(layer_kv), slot_mapping[row], kv + row * job.q_stride, job.kv_heads, job.dim);
-    });
-    attention::run<Cache>(job, num_tiles);
+void store_row(void* layer_kv, int64_t slot, const float* kv, int64_t kv_heads, int64_t dim) {
+    Cache::store(static_cast<typename Cache::Number*>(layer_kv), slot, kv, kv_heads, dim);
 }
 
 }  // namespace
@@ -190,13 +196,13 @@ void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, 
                   const int64_t* ends, float scale) {
     const attention::Job job{q,     layer_kv, tables, tiles, out,    q_stride, table_stride,
                              heads, kv_heads, dim,    scale, window, ends};
-    using namespace attention;
-    if (cache == 0)
-        store_and_attend<KvCache<linear::Exact>>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
-    else if (cache == 1)
-        store_and_attend<KvCache<linear::Widened>>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
-    else
-        store_and_attend<KvCache<linear::Rounded>>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
+    static thread_local attention::SegmentMemory segments;
+    dispatch_cache(cache, [&]<class Cache>(std::type_identity<Cache>) {
+        pool::parallel_for_rows(rows, 2 * kv_heads * dim, [&](int64_t row) {
+            store_row<Cache>(layer_kv, slot_mapping[row], kv + row * q_stride, kv_heads, dim);
+        });
+        attention::run<Cache>(job, num_tiles, segments);
+    });
 }
 
 // Attention without a mask within each of some sequences, whose rows follow each other. qkv: [rows, 3, heads, dim],
@@ -237,7 +243,7 @@ struct Ops {
     static constexpr auto activate = mm_activation;
     static constexpr auto act_and_mul = mm_act_and_mul;
     static constexpr auto add_scaled = mm_add_scaled;
-    static constexpr auto attend_all = mm_encoder_attention;
+    static constexpr auto encoder_attention = mm_encoder_attention;
 
     // to[indices[i]] += from[i], of rows of `size` numbers.
     static void add_rows(const float* from, const int64_t* indices, float* to, int64_t rows, int64_t size) {
@@ -248,6 +254,13 @@ struct Ops {
 
     static void load_rows(const linear::Matrix& matrix, const int64_t* indices, float* out, int64_t rows) {
         mm_rows(matrix.panels, static_cast<int>(matrix.weights), indices, out, rows, matrix.in);
+    }
+
+    // A team's threads fetch the beginning of their parts of this matrix while they wait.
+    static void fetch(const linear::Matrix& matrix) {
+        const int64_t panels = (matrix.out + linear::kPanel - 1) / linear::kPanel;
+        if (pool::Member* member = pool::Member::current())
+            member->fetch_while_waiting(matrix.panels, linear::panel_nbytes(matrix.weights, matrix.in), panels);
     }
 
     static void multiply(const linear::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {
@@ -261,11 +274,20 @@ struct Ops {
         });
     }
 
-    static void attend(const float* heads, int64_t stride, void* kv, const decoder::Layer& layer,
-                       const decoder::Shape& shape, const decoder::Step& step, float* out) {
-        mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, static_cast<int>(shape.cache),
-                     step.tables, step.tiles, out, step.rows, step.num_tiles, stride, step.table_stride, shape.heads,
-                     shape.kv_heads, shape.dim, layer.window, layer.whole_images ? step.image_ends : nullptr, shape.attention_scale);
+    static void store(const float* kv, void* layer_kv, int64_t slot, const decoder::Shape& shape) {
+        dispatch_cache(shape.cache, [&]<class Cache>(std::type_identity<Cache>) {
+            store_row<Cache>(layer_kv, slot, kv, shape.kv_heads, shape.dim);
+        });
+    }
+
+    static void attend(const float* heads, int64_t stride, void* kv, const decoder::Layer& layer, const decoder::Shape& shape,
+                       const decoder::Step& step, float* out, attention::SegmentMemory& segments) {
+        const attention::Job job{heads,        kv,          step.tables, step.tiles,     out,       stride,
+                                 step.table_stride, shape.heads, shape.kv_heads, shape.dim, shape.attention_scale,
+                                 layer.window, layer.whole_images ? step.image_ends : nullptr};
+        dispatch_cache(shape.cache, [&]<class Cache>(std::type_identity<Cache>) {
+            attention::run<Cache>(job, step.num_tiles, segments);
+        });
     }
 };
 
@@ -274,7 +296,7 @@ struct Ops {
 extern "C" {
 
 void mm_decoder(const decoder::Layer* layers, const decoder::Shape* shape, const decoder::Step* step) {
-    decoder::run<Ops>(layers, *shape, *step);
+    decoder::run<Ops>(layers, nullptr, *shape, *step, [] {});
 }
 
 // See decoder::run_decode.

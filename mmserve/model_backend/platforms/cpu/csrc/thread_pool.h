@@ -17,12 +17,17 @@ using Task = void (*)(const void* job, int64_t index);
 
 constexpr int64_t kMaxThreads = 256;
 constexpr int kSpins = 2000;      // about 30 us: longer than the gap between two operations of a step
-constexpr int kWaitSpins = 4000;  // after these, the caller yields its core to a thread that still works
+constexpr int kWaitSpins = 4000;  // after these, a thread that waits yields its core to one that still works
 
 inline void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
+}
+
+// Of a thread that waits for others, and has looked `spins` times.
+inline void pause_or_yield(int spins) {
+    spins < kWaitSpins ? pause() : static_cast<void>(sched_yield());
 }
 
 class Pool {
@@ -63,8 +68,13 @@ public:
         epoch_.store(epoch);
         epoch_.notify_all();
         run_tasks(epoch, 0);
-        for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins)
-            spins < kWaitSpins ? pause() : static_cast<void>(sched_yield());
+        for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins) pause_or_yield(spins);
+    }
+
+    // How many threads a job would use that starts now.
+    int64_t num_available_threads() {
+        const std::lock_guard lock(running_);
+        return available_threads();
     }
 
 private:
@@ -131,69 +141,6 @@ private:
 inline Pool& shared() {
     static Pool* pool = new Pool;  // never destroyed: its threads outlive main
     return *pool;
-}
-
-// While one exists, jobs of this thread run on it alone: a job's task may call functions that have jobs of their own.
-class Alone {
-public:
-    Alone() : before_(is_alone()) { is_alone() = true; }
-    ~Alone() { is_alone() = before_; }
-    Alone(const Alone&) = delete;
-    Alone& operator=(const Alone&) = delete;
-
-    static bool& is_alone() {
-        static thread_local bool alone = false;
-        return alone;
-    }
-
-private:
-    const bool before_;
-};
-
-// Calls body(index) for every index below count, on all threads.
-template <class Body>
-void parallel_for(int64_t count, const Body& body) {
-    if (Alone::is_alone()) {
-        for (int64_t i = 0; i < count; ++i) body(i);
-        return;
-    }
-    shared().run([](const void* job, int64_t index) { (*static_cast<const Body*>(job))(index); }, &body, count);
-}
-
-constexpr int64_t kBlockRows = 64;             // of a thread, at most
-constexpr int64_t kManyBlocks = 8;             // of a thread: it waits for an eighth of its time at most
-constexpr int64_t kMinTaskElements = 1 << 14;  // smaller tasks are not worth handing to another thread
-
-// Calls body(row) for every row of `elements` numbers, on all threads.
-template <class Body>
-void parallel_for_rows(int64_t count, int64_t elements, const Body& body) {
-    const int64_t task_rows = std::max<int64_t>(1, kMinTaskElements / elements);
-    parallel_for((count + task_rows - 1) / task_rows, [&](int64_t task) {
-        const int64_t end = std::min(count, (task + 1) * task_rows);
-        for (int64_t row = task * task_rows; row < end; ++row) body(row);
-    });
-}
-
-// Calls body(first, count) for blocks of rows, whose intermediate results stay in the caches. If a thread gets many blocks, each
-// is a task of one thread, so that threads wait for each other less often. Else it is one block after the other, and body's own
-// jobs have all threads: one that gets less of its core than another would delay it by what is left of a whole block.
-template <class Body>
-void for_each_block(int64_t rows, const Body& body) {
-    const int64_t threads = shared().num_threads(), most = kBlockRows * threads, rounds = (rows + most - 1) / most;
-    const bool many = rounds >= kManyBlocks;
-    const int64_t blocks = many ? rounds * threads : rounds;
-    const auto run = [&](int64_t block) {
-        const int64_t first = rows * block / blocks;
-        body(first, rows * (block + 1) / blocks - first);
-    };
-    if (!many) {
-        for (int64_t block = 0; block < blocks; ++block) run(block);
-        return;
-    }
-    parallel_for(blocks, [&](int64_t block) {
-        const Alone alone;
-        run(block);
-    });
 }
 
 }  // namespace pool

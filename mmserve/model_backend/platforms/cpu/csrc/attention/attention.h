@@ -10,9 +10,10 @@
 #include "attention/job.h"
 #include "attention/kv_cache.h"
 #include "attention/query_tile.h"
+#include "attention/segments.h"
 #include "attention/tasks.h"
 #include "linear/inputs.h"
-#include "thread_pool.h"
+#include "parallel.h"
 
 namespace attention {
 
@@ -80,42 +81,29 @@ void run_task(const Job& job, const Task& task, const Found<typename Cache::Soft
     });
 }
 
-// Adds the segments of each tile in their order, as one thread does that reads them all.
-template <class Softmax>
-void add_segments(const Job& job, const std::vector<Task>& tasks, const Found<Softmax>& stored) {
-    for (auto first = tasks.begin(); first != tasks.end();) {
-        auto task = first + 1;
-        if (first->is_segment()) {
-            const auto rows = stored.from(first->stored_at, job.dim);
-            for (; task != tasks.end() && task->is_of_same_rows(*first); ++task)
-                for (int64_t r = 0; r < task->rows(job); ++r) {
-                    const auto later = stored.from(task->stored_at + r, job.dim);
-                    merge(rows.softmax[r], rows.out + r * job.dim, *later.softmax, later.out, job.dim);
-                }
-            store_tile(job, first->piece->tiles, first->first_head, first->heads, rows);
-        }
-        first = task;
-    }
-}
-
+// Threads of a team share the memory of segments.
 template <class Cache>
-void run(const Job& job, int64_t tiles) {
+void run(const Job& job, int64_t tiles, SegmentMemory& memory) {
     using Softmax = typename Cache::Softmax;
+    struct KeepDenormals {};
+    using Denormals = std::conditional_t<Cache::kFlushes, linear::FlushDenormals, KeepDenormals>;
     const int64_t threads = pool::shared().num_threads();
     const std::vector<Piece> pieces = pieces_of(job, tiles, threads);
     const std::vector<Task> tasks = tasks_of(job, pieces, threads);
     int64_t num_stored = 0;
     for (const Task& task : tasks) num_stored += task.is_segment() ? task.rows(job) : 0;
-    std::vector<Softmax> softmaxes(num_stored);
-    const Found<Softmax> stored{memory::scratch<struct Stored, float>(num_stored * job.dim), softmaxes.data()};
-    struct KeepDenormals {};
-    using Denormals = std::conditional_t<Cache::kFlushes, linear::FlushDenormals, KeepDenormals>;
+    if (num_stored) pool::once([&] { memory.reserve<Softmax>(num_stored, job.dim); });
     pool::parallel_for(tasks.size(), [&](int64_t task) {
         [[maybe_unused]] const Denormals denormals{};
-        run_task<Cache>(job, tasks[task], stored);
+        run_task<Cache>(job, tasks[task], memory.rows<Softmax>());
     });
-    [[maybe_unused]] const Denormals denormals{};
-    add_segments(job, tasks, stored);
+    if (!num_stored) return;
+    pool::once([&] {
+        [[maybe_unused]] const Denormals denormals{};
+        add_segments(job, tasks, memory.rows<Softmax>(), [&](const Task& task, const auto& rows) {
+            store_tile(job, task.piece->tiles, task.first_head, task.heads, rows);
+        });
+    });
 }
 
 }  // namespace attention

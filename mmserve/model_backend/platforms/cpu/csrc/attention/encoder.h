@@ -14,7 +14,7 @@
 #include "attention/online_softmax.h"
 #include "attention/transpose.h"
 #include "linear/linear.h"
-#include "thread_pool.h"
+#include "parallel.h"
 
 namespace encoder_attention {
 

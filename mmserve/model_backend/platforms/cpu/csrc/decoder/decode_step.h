@@ -65,9 +65,11 @@ void run_decode(const Layer* layers, const Shape& shape, Step step, const Tokens
     step.cos = cos;
     step.sin = cos + angles;
     embed<Ops>(tokens, step, shape.hidden);
-    run<Ops>(layers, shape, step);
-    Ops::norm(step.hidden, output.norm, shape.eps, step.hidden, rows, shape.hidden);
-    Ops::multiply(output.head, step.hidden, output.logits, rows, false);
+    run<Ops>(layers, &output.head, shape, step, [&] {
+        float* normed = memory::scratch<struct LastNormed, float>(rows * shape.hidden);
+        const pool::BeforeTasks norm([&] { Ops::norm(step.hidden, output.norm, shape.eps, normed, rows, shape.hidden); });
+        Ops::multiply(output.head, normed, output.logits, rows, false);
+    });
     if (!output.draws) return;
     sampling::run(output.logits, output.head.out, rows, output.vocab, output.draws, false, output.chosen);
     // A row without a token leaves token 0, so that a plan already in flight for its slot can still be computed.

@@ -4,18 +4,17 @@
 #include <cstdint>
 
 #include "aligned_memory.h"
+#include "decoder/tower_block.h"
 #include "linear/matrix.h"
-#include "thread_pool.h"
+#include "parallel.h"
 
 namespace feed_forward {
 
 struct Block {
-    const float *norm, *norm_bias;  // no bias: RMSNorm
-    const float* scale;             // of each result before it is added to the row, or null
+    tower_block::Residual residual;
     linear::Matrix up, down;
     int64_t activation;  // as in mm_activation and mm_act_and_mul
     int64_t gated;       // if not 0, `up` has the gate's outputs, then those that it is multiplied with
-    float eps;
 };
 
 // x += the block's result, of rows of block.up.in numbers. Ops: the operators of kernels.cpp.
@@ -25,10 +24,7 @@ void run(const Block& block, float* x, int64_t rows) {
     pool::for_each_block(rows, [&](int64_t first, int64_t count) {
         float *hidden = x + first * size, *normed = memory::scratch<struct Normed, float>(count * size);
         float* widened = memory::scratch<struct Widened, float>(count * wide);
-        if (block.norm_bias)
-            Ops::layer_norm(hidden, block.norm, block.norm_bias, block.eps, normed, count, size);
-        else
-            Ops::norm(hidden, block.norm, block.eps, normed, count, size);
+        tower_block::normalize<Ops>(block.residual, hidden, normed, count, size);
         Ops::multiply(block.up, normed, widened, count, false);
         float* activated = widened;
         if (block.gated) {
@@ -37,9 +33,7 @@ void run(const Block& block, float* x, int64_t rows) {
         } else {
             Ops::activate(widened, count, inner, block.activation);
         }
-        if (!block.scale) return Ops::multiply(block.down, activated, hidden, count, true);
-        Ops::multiply(block.down, activated, normed, count, false);
-        Ops::add_scaled(hidden, normed, block.scale, count, size);
+        tower_block::add_product<Ops>(block.residual, block.down, activated, hidden, normed, count);
     });
 }
 

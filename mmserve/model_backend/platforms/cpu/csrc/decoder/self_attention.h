@@ -4,17 +4,16 @@
 #include <cstdint>
 
 #include "aligned_memory.h"
+#include "decoder/tower_block.h"
 #include "linear/matrix.h"
 
 namespace self_attention {
 
 struct Block {
-    const float *norm, *norm_bias;  // no bias: RMSNorm
-    const float* scale;             // of each result before it is added to the row, or null
+    tower_block::Residual residual;
     linear::Matrix qkv, out;
     int64_t heads;
     int64_t rounds;  // as in mm_encoder_attention
-    float eps;
 };
 
 // Rows computed at once, so that queries, keys and values are in the caches when they are read. One sequence may have more.
@@ -30,18 +29,10 @@ void run(const Block& block, float* x, const int64_t* lengths, int64_t sequences
         float* normed = memory::scratch<struct Normed, float>(rows * size);
         float* heads = memory::scratch<struct Heads, float>(rows * wide);
         float* attended = memory::scratch<struct Attended, float>(rows * inner);
-        if (block.norm_bias)
-            Ops::layer_norm(x, block.norm, block.norm_bias, block.eps, normed, rows, size);
-        else
-            Ops::norm(x, block.norm, block.eps, normed, rows, size);
+        tower_block::normalize<Ops>(block.residual, x, normed, rows, size);
         Ops::multiply(block.qkv, normed, heads, rows, false);
-        Ops::attend_all(heads, attended, lengths + first, end - first, block.heads, inner / block.heads, block.rounds);
-        if (block.scale) {
-            Ops::multiply(block.out, attended, normed, rows, false);
-            Ops::add_scaled(x, normed, block.scale, rows, size);
-        } else {
-            Ops::multiply(block.out, attended, x, rows, true);
-        }
+        Ops::encoder_attention(heads, attended, lengths + first, end - first, block.heads, inner / block.heads, block.rounds);
+        tower_block::add_product<Ops>(block.residual, block.out, attended, x, normed, rows);
         x += rows * size;
     }
 }

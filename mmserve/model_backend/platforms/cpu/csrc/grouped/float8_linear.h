@@ -109,7 +109,8 @@ inline void run(const linear::Job& job, const uint8_t* weights) {
     const uint8_t* panels = header->panels(K);
     const int64_t panel_nbytes = grouped::panel_nbytes<Codes>(K, group_size);
     const bool fetches = job.ways.ahead_nbytes > 0;
-    const linear::Rows<float> x = enlarged(job);
+    linear::Rows<float> x{};
+    const pool::BeforeTasks enlarge([&] { x = enlarged(job); });
     linear::Job tasks = job;
     if (job.M == 1) tasks.ways.task_outputs = std::max<int64_t>(job.ways.task_outputs, 4 * kOutputs);
     linear::for_each_task(tasks, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {

@@ -40,7 +40,8 @@ void dispatch_gguf(int64_t format, const Body& body) {
 
 inline void run_gguf(const linear::Job& job, const uint8_t* weights) {
     const auto* header = reinterpret_cast<const GgufHeader*>(weights);
-    const Inputs x = quantize_inputs<WideInputs>(job, nullptr);
+    Inputs x{};
+    const pool::BeforeTasks quantize([&] { x = quantize_inputs<WideInputs>(job, nullptr); });
     int64_t column = 0;
     for (int64_t i = 0; i < header->count; ++i) {
         const GgufSection& section = header->sections[i];

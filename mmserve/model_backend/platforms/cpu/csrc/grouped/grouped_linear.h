@@ -193,7 +193,8 @@ void multiply(const linear::Job& job, int64_t ldc, const Inputs& x, int64_t grou
 template <class Codes, class Rounding>
 void run(const linear::Job& job, const uint8_t* weights) {
     const auto* header = reinterpret_cast<const Header*>(weights);
-    const Inputs x = quantize_inputs<Rounding>(job, header->order());
+    Inputs x{};
+    const pool::BeforeTasks quantize([&] { x = quantize_inputs<Rounding>(job, header->order()); });
     multiply<Codes, Scales, Rounding::kNumDigits>(job, job.N, x, header->group_size, header->panels(job.K));
 }
 

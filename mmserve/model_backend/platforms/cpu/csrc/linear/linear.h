@@ -55,7 +55,8 @@ void multiply_panel(const Job& job, const Rows<typename Mode::Input>& inputs, co
 
 template <class Mode>
 void run(const Job& job, const typename Mode::Number* panels) {
-    const Rows<typename Mode::Input> inputs = Mode::inputs(job);
+    Rows<typename Mode::Input> inputs{};
+    const pool::BeforeTasks round([&] { inputs = Mode::inputs(job); });
     for_each_task(job, kPanel, [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
         std::optional<FlushDenormals> flush;
         if constexpr (Mode::kFlushes) flush.emplace();

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "linear/ways.h"
 #include "tile.h"
 
 namespace linear {
@@ -51,6 +52,15 @@ struct Bfloat16 {
         return tile::widen_one(panel + k / 2 * 2 * kPanel + output * 2 + k % 2);
     }
 };
+
+// Bytes of a panel of weights that mm_linear calls by this number; 0 for quantized ones.
+inline int64_t panel_nbytes(int64_t weights, int64_t K) {
+    switch (weights) {
+        case kFloat32: return Float32::panel_size(K) * sizeof(float);
+        case kBfloat16: case kRounded: case kTiled: case kEmulatedTiles: return Bfloat16::panel_size(K) * sizeof(uint16_t);
+        default: return 0;
+    }
+}
 
 // The weights of C vectors of outputs for one input, as floats.
 template <int C>

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "linear/ways.h"
-#include "thread_pool.h"
+#include "parallel.h"
 #include "tile.h"
 
 namespace linear {

@@ -110,7 +110,8 @@ void multiply_panel(Registers& registers, const Job& job, const Rows<uint16_t>& 
 
 template <class Registers>
 void run(const Job& job, const uint16_t* panels) {
-    const Rows<uint16_t> inputs = rounded_rows(job);
+    Rows<uint16_t> inputs{};
+    const pool::BeforeTasks round([&] { inputs = rounded_rows(job); });
     for_each_task(job, kPanel, [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
         const FlushDenormals flush;
         Registers registers;

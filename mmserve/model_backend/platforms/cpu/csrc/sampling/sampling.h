@@ -13,7 +13,7 @@
 #include "sampling/peak.h"
 #include "sampling/race.h"
 #include "sampling/weights.h"
-#include "thread_pool.h"
+#include "parallel.h"
 #include "tile.h"
 #include "vectors.h"
 

@@ -38,9 +38,11 @@ private:
     std::list<std::vector<uint8_t>> bytes_;
 };
 
-// A prompt of 19 tokens behind 5 that are in the cache, of which the last two and an earlier one get logits.
-void decoder_of(const char* name, int64_t form, int64_t cache) {
-    constexpr int64_t kRows = 19, kBefore = 5, kHidden = 64, kInner = 96, kHeads = 4, kKvHeads = 2, kDim = 16, kLayers = 2;
+// A prompt of two tiles of `tokens` and `tokens - 1` behind 5 tokens that are in the cache, of which the last two and an earlier
+// one get logits. Few are computed by a team of threads.
+void decoder_of(const char* name, int64_t form, int64_t cache, int64_t tokens) {
+    const int64_t rows = 2 * tokens - 1;
+    constexpr int64_t kBefore = 5, kHidden = 64, kInner = 96, kHeads = 4, kKvHeads = 2, kDim = 16, kLayers = 2;
     Numbers numbers(8);
     Weights weights(numbers, form);
     std::vector<decoder::Layer> layers;
@@ -63,16 +65,17 @@ void decoder_of(const char* name, int64_t form, int64_t cache) {
         layers.push_back(layer);
     }
     const decoder::Shape shape{kLayers, kHidden, kHeads, kKvHeads, kDim, kDim, 0, 8, cache == 2 ? 4 : 0, cache, 1e-5f, 0.25f};
-    auto hidden = numbers.floats(kRows * kHidden, 1);
-    const auto cos = numbers.floats(2 * kRows * kDim / 2), sin = numbers.floats(2 * kRows * kDim / 2);
+    auto hidden = numbers.floats(rows * kHidden, 1);
+    const auto cos = numbers.floats(2 * rows * kDim / 2), sin = numbers.floats(2 * rows * kDim / 2);
     const auto added = numbers.floats(2 * kHidden);
     constexpr int64_t kBlocks = 2, kLayerNumbers = kBlocks * 16 * 2 * kKvHeads * kDim;
     std::vector<float> kv(kLayers * kLayerNumbers);  // as floats, or half of it as bfloat16
-    const std::vector<int64_t> table{1, 0}, tiles{0, 10, kBefore, 0, 10, 9, kBefore + 10, 0}, logits{3, 17, 18}, added_rows{2, 9};
+    const std::vector<int64_t> table{1, 0}, tiles{0, tokens, kBefore, 0, tokens, tokens - 1, kBefore + tokens, 0};
+    const std::vector<int64_t> logits{rows / 5, rows - 2, rows - 1}, added_rows{1, rows / 2};
     std::vector<int64_t> slots;
-    for (int64_t i = kBefore; i < kBefore + kRows; ++i) slots.push_back(table[i / 16] * 16 + i % 16);
+    for (int64_t i = kBefore; i < kBefore + rows; ++i) slots.push_back(table[i / 16] * 16 + i % 16);
     const decoder::Step step{hidden.data(), cos.data(), sin.data(), reinterpret_cast<char*>(kv.data()), slots.data(),
-                             table.data(), tiles.data(), logits.data(), kRows, 2, 3, kBlocks,
+                             table.data(), tiles.data(), logits.data(), rows, 2, 3, kBlocks,
                              kLayerNumbers * static_cast<int64_t>(sizeof(float)), nullptr, added.data(), added_rows.data(), 2, 1};
     mm_decoder(layers.data(), &shape, &step);
     hidden.resize(logits.size() * kHidden);
@@ -81,11 +84,13 @@ void decoder_of(const char* name, int64_t form, int64_t cache) {
 }
 
 void decoders() {
-    decoder_of("float32", 0, 0);
-    decoder_of("bfloat16, widened", 1, 1);
-    decoder_of("bfloat16", 4, 2);
-    decoder_of("bfloat16, tiled", linear::kTiled, 2);
-    decoder_of("Q8_0", 9, 0);
+    for (const int64_t tokens : {10, 2}) {
+        decoder_of("float32", 0, 0, tokens);
+        decoder_of("bfloat16, widened", 1, 1, tokens);
+        decoder_of("bfloat16", 4, 2, tokens);
+        decoder_of("bfloat16, tiled", linear::kTiled, 2, tokens);
+        decoder_of("Q8_0", 9, 0, tokens);
+    }
 }
 
 void feed_forward_blocks() {
@@ -94,9 +99,10 @@ void feed_forward_blocks() {
     for (const int64_t form : {0, 4})
         for (const int64_t gated : {0, 1}) {
             Weights weights(numbers, form);
-            feed_forward::Block block{weights.vector(kSize), gated ? nullptr : weights.vector(kSize),
-                                      gated ? weights.vector(kSize) : nullptr, weights.matrix(kSize, (1 + gated) * kInner),
-                                      weights.matrix(kInner, kSize), form ? 6 : 2, gated, 1e-5f};
+            feed_forward::Block block{{weights.vector(kSize), gated ? nullptr : weights.vector(kSize),
+                                       gated ? weights.vector(kSize) : nullptr, 1e-5f},
+                                      weights.matrix(kSize, (1 + gated) * kInner),
+                                      weights.matrix(kInner, kSize), form ? 6 : 2, gated};
             auto x = numbers.floats(kRows * kSize, 1);
             mm_feed_forward(&block, x.data(), kRows);
             write("feed-forward block", x);
@@ -110,9 +116,10 @@ void attention_blocks() {
     for (const int64_t form : {0, 4})
         for (const bool scaled : {false, true}) {
             Weights weights(numbers, form);
-            self_attention::Block block{weights.vector(kSize), scaled ? nullptr : weights.vector(kSize),
-                                        scaled ? weights.vector(kSize) : nullptr, weights.matrix(kSize, 3 * kHeads * kDim),
-                                        weights.matrix(kHeads * kDim, kSize), kHeads, form != 0, 1e-5f};
+            self_attention::Block block{{weights.vector(kSize), scaled ? nullptr : weights.vector(kSize),
+                                         scaled ? weights.vector(kSize) : nullptr, 1e-5f},
+                                        weights.matrix(kSize, 3 * kHeads * kDim),
+                                        weights.matrix(kHeads * kDim, kSize), kHeads, form != 0};
             auto x = numbers.floats(296 * kSize, 1);
             mm_self_attention(&block, x.data(), lengths.data(), lengths.size());
             write("attention block", x);
