@@ -55,10 +55,16 @@ class Engine:
 
     @property
     def matrices_nbytes(self) -> int:
-        """What the kernels read of the model's matrices. They must be in use: other methods keep no packed weights."""
+        """What a step reads of the model's matrices: of an embedding that is not the head it reads a few rows alone.
+
+        The kernels must be in use: other methods keep no packed weights.
+        """
         model: Any = self._runner._model
-        methods = {module.method for module in model.modules() if isinstance(module, LinearLayer)}
-        return sum(method.packed.nbytes for method in methods)  # type: ignore[attr-defined]
+        weights = model.decoder_weights()
+        linears = {module for module in model.modules() if isinstance(module, LinearLayer)}
+        if weights.embedding is not weights.head:
+            linears.remove(weights.embedding)
+        return sum(method.packed.nbytes for method in {each.method for each in linears})  # type: ignore[attr-defined]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Read:
         """Read texts of equal length in one batch, one token of each a step. ``nll`` is that of the first text."""
