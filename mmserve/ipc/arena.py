@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from mmserve.ipc.fence import fence
 from mmserve.ipc.write_locks import WriteLocks
 from mmserve.messages.media import Handle
+from mmserve.runtime.memory.allocator import HUGE_PAGE_NBYTES
 
 ALIGNMENT = 64
 # Native order: such a word is copied in one piece where it is aligned, as header and epoch are.
@@ -38,7 +39,6 @@ _OPEN = 1 << 63
 """Added to the header's nbytes: the extent may be written and is not complete. No reader accepts it."""
 _OVERHEAD_NBYTES = ALIGNMENT + _TRAILER.size + ALIGNMENT - 1
 """Header and trailer, plus ALIGNMENT - 1 for rounding up to a multiple of ALIGNMENT."""
-HUGE_PAGE_NBYTES = 2 << 20
 _HUGE_PAGES = os.MFD_HUGETLB | os.MFD_HUGE_2MB
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not defined in the mmap module
 GENERATIONS = 1 << 40

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
+from mmserve.ipc.arena import Arena, file_nbytes
 from mmserve.runtime.errors import StartupError
+from mmserve.runtime.memory.allocator import HUGE_PAGE_NBYTES
 from mmserve.supervisor.startup import machine, plan
 
 

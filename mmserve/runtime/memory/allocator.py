@@ -16,7 +16,9 @@ _LOADING_MMAP_THRESHOLD_NBYTES = 64 << 10
 _PREFAULT_BLOCK_NBYTES = _MMAP_THRESHOLD_NBYTES - (1 << 20)
 _NEW_OBJECTS = 10_000
 """Between two collections of young objects, each of which takes about a millisecond."""
-_MADV_HUGEPAGE, _HUGE_PAGE_NBYTES = 14, 2 << 20  # Linux
+_MADV_HUGEPAGE = 14  # Linux
+HUGE_PAGE_NBYTES = 2 << 20
+"""On x86-64, and on AArch64 with pages of 4 KiB."""
 
 
 def keep_freed_memory() -> None:
@@ -105,7 +107,7 @@ def prefer_huge_pages(address: int, nbytes: int) -> None:
     Does nothing if the kernel does not allow programs to ask, or has no such pages free.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
-    first = -(-address // _HUGE_PAGE_NBYTES) * _HUGE_PAGE_NBYTES
-    last = (address + nbytes) // _HUGE_PAGE_NBYTES * _HUGE_PAGE_NBYTES
+    first = -(-address // HUGE_PAGE_NBYTES) * HUGE_PAGE_NBYTES
+    last = (address + nbytes) // HUGE_PAGE_NBYTES * HUGE_PAGE_NBYTES
     if madvise is not None and first < last:
         madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_HUGEPAGE)
