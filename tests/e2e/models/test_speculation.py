@@ -76,7 +76,7 @@ def test_answers_are_the_same_in_fewer_steps(capsys: pytest.CaptureFixture[str])
 def deep_and_first_layer(tmp_path: Path) -> tuple[Path, Path]:
     """A model of which all layers but the first add nothing, and that layer as a draft model that is always right."""
     deep = make_llama(
-        tmp_path / "deep", hidden_size=256, intermediate_size=1024, num_hidden_layers=24, max_position_embeddings=1024
+        tmp_path / "deep", hidden_size=256, intermediate_size=2048, num_hidden_layers=32, max_position_embeddings=1024
     )
     file = deep / "model.safetensors"
     tensors = load_file(file)
