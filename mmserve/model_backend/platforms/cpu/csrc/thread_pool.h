@@ -17,7 +17,7 @@ using Task = void (*)(const void* job, int64_t index);
 
 constexpr int64_t kMaxThreads = 256;
 constexpr int kSpins = 2000;      // about 30 us: longer than the gap between two operations of a step
-constexpr int kWaitSpins = 4000;  // after these, a thread that waits yields its core to one that still works
+constexpr int kWaitSpins = 4000;  // after these, a waiting thread yields its core to a working one
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -25,7 +25,7 @@ inline void pause() {
 #endif
 }
 
-// Of a thread that waits for others, and has looked `spins` times.
+// One turn of a waiting loop, after `spins` turns.
 inline void pause_or_yield(int spins) {
     spins < kWaitSpins ? pause() : static_cast<void>(sched_yield());
 }
