@@ -256,11 +256,11 @@ struct Ops {
         mm_rows(matrix.panels, static_cast<int>(matrix.weights), indices, out, rows, matrix.in);
     }
 
-    // A team's threads fetch the beginning of their parts of this matrix while they wait.
-    static void fetch(const linear::Matrix& matrix) {
+    // See pool::Member::read_ahead.
+    static void read_ahead(const linear::Matrix& matrix) {
         const int64_t panels = (matrix.out + linear::kPanel - 1) / linear::kPanel;
         if (pool::Member* member = pool::Member::current())
-            member->fetch_while_waiting(matrix.panels, linear::panel_nbytes(matrix.weights, matrix.in), panels);
+            member->read_ahead(matrix.panels, linear::panel_nbytes(matrix.weights, matrix.in), panels);
     }
 
     static void multiply(const linear::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {

@@ -16,8 +16,18 @@ void parallel_for(int64_t count, const Body& body) {
         for (int64_t i = 0; i < count; ++i) body(i);
         return;
     }
-    if (Member* member = Member::current()) return member->run_job(count, body);
+    if (Member* member = Member::current())
+        return member->run_job(count, [&](int64_t first, int64_t end) {
+            for (; first < end; ++first) body(first);
+        });
     shared().run([](const void* job, int64_t index) { (*static_cast<const Body*>(job))(index); }, &body, count);
+}
+
+// Calls body(first, end) for neighbouring indices, so that all below count are among them once, on all threads.
+template <class Body>
+void parallel_for_ranges(int64_t count, const Body& body) {
+    if (Member* member = Member::current(); member && !Alone::is_alone()) return member->run_job(count, body);
+    parallel_for(count, [&](int64_t index) { body(index, index + 1); });
 }
 
 // Calls body() on every thread that is free now: see team.h. Returns when all have returned.

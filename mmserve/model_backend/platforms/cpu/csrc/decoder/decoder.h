@@ -94,7 +94,7 @@ struct Decoder {
             const pool::BeforeTasks norm([&] {
                 Ops::norm(step.hidden + first * size, layer.attention_norm, shape.eps, normed, rows, size);
             });
-            Ops::fetch(layer.attention_out);
+            Ops::read_ahead(layer.attention_out);
             Ops::multiply(layer.qkv, normed, to, rows, false);
         }
         pool::parallel_for_rows(rows, width, [&](int64_t row) {
@@ -126,7 +126,7 @@ struct Decoder {
     // What follows attention in rows [first, first + rows). next: the matrix that is multiplied with after this layer, or null.
     void finish(const Layer& layer, const Matrix* next, int64_t first, int64_t rows) const {
         float* hidden = step.hidden + first * shape.hidden;
-        Ops::fetch(layer.gate_up);
+        Ops::read_ahead(layer.gate_up);
         add_product(layer.attention_out, buffers.attended + first * layer.attention_out.in, layer.after_attention_norm, hidden, rows);
         for (int64_t row = 0; row < rows; row += shape.mlp_rows)
             feed_forward(layer, next, hidden + row * shape.hidden, std::min(rows - row, shape.mlp_rows));
@@ -138,12 +138,12 @@ struct Decoder {
         {
             float* normed = memory::scratch<struct Normed, float>(rows * size);
             const pool::BeforeTasks norm([&] { Ops::norm(hidden, layer.mlp_norm, shape.eps, normed, rows, size); });
-            Ops::fetch(layer.down);
+            Ops::read_ahead(layer.down);
             Ops::multiply(layer.gate_up, normed, gate_up, rows, false);
         }
         float* gated = memory::scratch<struct Gated, float>(rows * inner);
         const pool::BeforeTasks activate([&] { Ops::act_and_mul(gate_up, gated, rows, inner, shape.activation); });
-        if (next) Ops::fetch(*next);
+        if (next) Ops::read_ahead(*next);
         add_product(layer.down, gated, layer.after_mlp_norm, hidden, rows);
     }
 

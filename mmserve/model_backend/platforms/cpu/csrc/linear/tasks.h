@@ -31,7 +31,7 @@ void for_each_tile(int64_t row, int64_t rows, int64_t max_rows, const Body& body
     }
 }
 
-// Calls body(first panel, end panel, first row, rows) for every task of the product, on all threads. Panels have
+// Calls body(first panel, end panel, first row, rows) for the tasks of the product, on all threads. Panels have
 // panel_outputs outputs; the last may have fewer.
 template <class Body>
 void for_each_task(const Job& job, int64_t panel_outputs, const Body& body) {
@@ -39,10 +39,12 @@ void for_each_task(const Job& job, int64_t panel_outputs, const Body& body) {
     const int64_t task_panels = job.ways.task_outputs / panel_outputs, groups = (num_panels + task_panels - 1) / task_panels;
     const int64_t max_rows = std::max<int64_t>(24, job.ways.task_rows_nbytes / sizeof(float) / job.K);
     const int64_t blocks = (job.M + max_rows - 1) / max_rows;
-    pool::parallel_for(groups * blocks, [&](int64_t task) {
-        const int64_t first = task % groups * task_panels, row = job.M * (task / groups) / blocks;
-        body(first, std::min(first + task_panels, num_panels), row, job.M * (task / groups + 1) / blocks - row);
-    });
+    const auto run = [&](int64_t first_group, int64_t end_group, int64_t block) {
+        const int64_t row = job.M * block / blocks, rows = job.M * (block + 1) / blocks - row;
+        body(first_group * task_panels, std::min(end_group * task_panels, num_panels), row, rows);
+    };
+    if (blocks == 1) return pool::parallel_for_ranges(groups, [&](int64_t first, int64_t end) { run(first, end, 0); });
+    pool::parallel_for(groups * blocks, [&](int64_t task) { run(task % groups, task % groups + 1, task / groups); });
 }
 
 }  // namespace linear
