@@ -61,8 +61,13 @@ def candidates(format: int, rows: int) -> list[Way]:
 
 
 def install(kernels: ctypes.CDLL, choices: Choices) -> None:
-    """Compute so from now on; all other products by default. Not while another thread computes."""
-    by_rows = sorted(choices.items(), key=lambda choice: choice[0][1])
-    numbers = [n for (of, rows), way in by_rows for n in (*of, MAX_ROWS[rows], *way)]
+    """Compute so from now on; all other products, and other numbers of rows, by default. Not while another thread
+    computes."""
+    numbers = [n for (of, rows), way in choices.items() for n in (*of, _min_rows(rows), MAX_ROWS[rows], *way)]
     table = (ctypes.c_int64 * len(numbers))(*numbers)
-    kernels.mm_choose_ways(ctypes.addressof(table), len(by_rows))
+    kernels.mm_choose_ways(ctypes.addressof(table), len(choices))
+
+
+def _min_rows(rows: int) -> int:
+    """From how many rows on the choice for ``rows``, a key of ``MAX_ROWS``, is used."""
+    return 1 + max((most for fewer, most in MAX_ROWS.items() if fewer < rows), default=0)

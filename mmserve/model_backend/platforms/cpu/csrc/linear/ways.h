@@ -23,9 +23,9 @@ struct Ahead {
     int64_t step;
 };
 
-// What a product of up to max_rows rows is computed with. weights: their kind, as in mm_linear.
+// What a product of min_rows to max_rows rows is computed with. weights: their kind, as in mm_linear.
 struct Choice {
-    int64_t weights, K, N, max_rows;
+    int64_t weights, K, N, min_rows, max_rows;
     Ways ways;
 };
 
@@ -44,7 +44,7 @@ inline Ways default_ways(int weights, int64_t M) {
     return {M <= kept_up_with ? few_rows_nbytes : kAheadNbytes, 32, 768 << 10};
 }
 
-// Fewer rows before more of the same product. Replaced only while nothing is computed.
+// Replaced only while nothing is computed.
 inline std::vector<Choice>& choices() {
     static std::vector<Choice> choices;
     return choices;
@@ -52,7 +52,8 @@ inline std::vector<Choice>& choices() {
 
 inline Ways ways_of(int weights, int64_t M, int64_t K, int64_t N) {
     for (const Choice& choice : choices())
-        if (choice.K == K && choice.N == N && choice.weights == weights && M <= choice.max_rows) return choice.ways;
+        if (choice.K == K && choice.N == N && choice.weights == weights && choice.min_rows <= M && M <= choice.max_rows)
+            return choice.ways;
     return default_ways(weights, M);
 }
 

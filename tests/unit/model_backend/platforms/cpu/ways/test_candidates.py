@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -76,3 +77,18 @@ def test_the_default_is_the_first_candidate_and_there_are_others(form: int, rows
     assert found[0] == default(form, rows)
     assert len(found) == len(set(found)) > 1
     assert all(way.task_outputs % 32 == 0 for way in found)
+
+
+class Told:
+    """In place of the kernels: keeps the choices that it is told."""
+
+    def mm_choose_ways(self, address: int, count: int) -> None:
+        numbers = list((ctypes.c_int64 * (8 * count)).from_address(address))
+        self.choices = [tuple(numbers[i : i + 8]) for i in range(0, len(numbers), 8)]
+
+
+def test_a_choice_is_not_used_for_fewer_rows() -> None:
+    """Products of one row wait for memory, and are slower in what is the fastest way of four."""
+    told, product, way = Told(), Product(4, 576, 960), Way(16384, 64, 768 << 10)
+    install(told, {(product, 4): way, (product, 128): way})  # type: ignore[arg-type]
+    assert told.choices == [(*product, 2, 4, *way), (*product, 49, 1 << 40, *way)]
