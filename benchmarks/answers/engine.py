@@ -66,6 +66,12 @@ class Engine:
             linears.remove(weights.embedding)
         return sum(method.packed.nbytes for method in {each.method for each in linears})  # type: ignore[attr-defined]
 
+    @property
+    def token_cache_nbytes(self) -> int:
+        """Keys and values of one token, which each later step of its sequence reads."""
+        cache = self._runner._kv  # [layers, blocks, ...]
+        return int(cache.nbytes // cache.shape[1] // self._runner.block_tokens)
+
     def read(self, texts: Sequence[Sequence[int]]) -> Read:
         """Read texts of equal length in one batch, one token of each a step. ``nll`` is that of the first text."""
         nll, times_s = [], []

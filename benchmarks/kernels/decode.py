@@ -4,9 +4,9 @@
 
 The engine runs in this process and repeats one step: embedding, layers, output head and the choice of the tokens, with
 what Python does around the kernels. The step's batch is made beforehand, as a rank makes the next one while the router
-plans. Before and after each step the same threads read as many bytes as the step reads of the matrices. Some machines
-read at a rate that changes within seconds, so a round counts only if its two reads differ by less than a tenth, and the
-rounds are grouped by their rate.
+plans. Before and after each step the same threads read as many bytes as the step reads: the matrices, and the keys and
+values of its sequences. Some machines read at a rate that changes within seconds, so a round counts only if its two
+reads differ by less than a tenth, and the rounds are grouped by their rate.
 """
 
 from __future__ import annotations
@@ -61,13 +61,15 @@ def main() -> None:
             max_num_seqs=options.sequences,
         )
     )
-    nbytes = engine.matrices_nbytes
+    cache_nbytes = options.sequences * options.context * engine.token_cache_nbytes
+    nbytes = engine.matrices_nbytes + cache_nbytes
     step = engine.repeated([[1 + at % 100 for at in range(options.context + 1)]] * options.sequences)
     rounds = measure(step, reading(nbytes), options.rounds)
     rows = grouped(rounds, nbytes)
     print(
         f"\n{report.machine()}; {options.sequences} x {options.context} tokens, computed in {engine.dtype}, "
-        f"{nbytes / 1e6:.0f} MB of matrices\n\n{report.table(rows)}"
+        f"{(nbytes - cache_nbytes) / 1e6:.1f} MB of matrices and {cache_nbytes / 1e6:.1f} of keys and values"
+        f"\n\n{report.table(rows)}"
     )
     report.write_json(options.json, rows)
 
