@@ -28,6 +28,8 @@ class DecodeRows(NamedTuple):
     positions: Int64s
     sampling: Int64s
     """Indices of the rows that are sampled from, ascending."""
+    draws: Sequence[Draw] = ()
+    """Of these rows, on rank 0; none where more than that decides."""
 
 
 class Decoded(NamedTuple):
@@ -36,8 +38,8 @@ class Decoded(NamedTuple):
     logits: torch.Tensor | None
     """[S, vocab], on rank 0."""
     tokens: torch.Tensor | None
-    """int64 [S]: what ``draws`` chose, on every rank, and what their slots have sampled last from now on. None on rank
-    0 where tokens cannot be drawn within a graph: only the logits count."""
+    """int64 [S]: what the rows' ``draws`` chose, on every rank, and what their slots have sampled last from now on.
+    None on rank 0 where tokens cannot be drawn within a graph: only the logits count."""
     read: torch.Tensor
     """int64 [S]: the tokens that were computed. A step that is computed again needs them as its slots' last ones."""
 
@@ -72,7 +74,6 @@ class DecodeGraphs(Protocol):
         """Work for a step that is likely to come: ``decode`` gets these objects then, unless others come first."""
         ...
 
-    def decode(self, rows: DecodeRows, draws: Sequence[Draw], metadata: Any) -> Decoded | None:
-        """``draws``: of the rows that are sampled from, on rank 0. None if the step cannot be captured: nothing was
-        computed."""
+    def decode(self, rows: DecodeRows, metadata: Any) -> Decoded | None:
+        """None if the step cannot be captured: nothing was computed."""
         ...

@@ -6,7 +6,7 @@ prefill chunk and of each token with its draft. ``ForwardBatch.steps`` is in thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,8 +17,9 @@ import torch
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.attention.interface import AttentionInput, MetadataBuilder
 from mmserve.model_backend.platforms.decode_graphs import SAMPLED_HERE, DecodeRows
+from mmserve.model_backend.platforms.sampling import Draw
 from mmserve.model_backend.transfers import Transfers
-from mmserve.model_backend.worker.input_batch import InputBatch, Int64s
+from mmserve.model_backend.worker.input_batch import InputBatch, Int64s, Slot
 from mmserve.model_backend.worker.prompt_outputs import PromptOutputs, select_outputs
 
 VIRTUAL = -2
@@ -87,8 +88,12 @@ def build_forward_batch(
     vocab_size: int,
     builder: MetadataBuilder[Any],
     transfers: Transfers,
+    draws: Callable[[Sequence[Slot]], Sequence[Draw]],
 ) -> ForwardBatch:
-    """At least one step. The ids of tokens that were sampled in an earlier step need not be known on the host."""
+    """At least one step. The ids of tokens that were sampled in an earlier step need not be known on the host.
+
+    ``draws``: ``TokenSampling.draws``.
+    """
     singles = sorted((step for step in steps if _is_single(step)), key=lambda step: -step.start)
     ordered = (*singles, *(step for step in steps if not _is_single(step)))
     drafts = {step.slot: step.draft for step in ordered[len(singles) :] if step.draft}
@@ -113,7 +118,10 @@ def build_forward_batch(
     rotary = input_batch.rotary_positions.of_rows(slots, starts, counts, indices)
     output_rows, prompt_outputs = select_outputs(input_batch, ordered, first_rows, sampling_rows, vocab_size, transfers)
     token_ids = _token_ids(input_batch, ordered, vocab_size)
-    may_decode = len(singles) == len(ordered) and prompt_outputs is None
+    decodes = None
+    if len(singles) == len(ordered) and prompt_outputs is None and _is_text(token_ids, rotary):
+        drawn = draws([input_batch[slot] for slot in sample_slots])
+        decodes = DecodeRows(row_slots, token_ids, rotary[0], output_rows, drawn)
     return ForwardBatch(
         steps=ordered,
         first_rows=tuple(first_rows.tolist()),
@@ -125,15 +133,13 @@ def build_forward_batch(
         drafts=drafts,
         output_rows=output_rows,
         prompt_outputs=prompt_outputs,
-        decodes=_decodes(row_slots, token_ids, rotary, output_rows) if may_decode else None,
+        decodes=decodes,
     )
 
 
-def _decodes(slots: Int64s, token_ids: Int64s, positions: Int64s, output_rows: Int64s) -> DecodeRows | None:
-    """Of a batch of single rows. None if one of them is an image's, or has positions of several axes."""
-    if len(positions) > 1 or VIRTUAL in token_ids.tolist():
-        return None
-    return DecodeRows(slots, token_ids, positions[0], output_rows)
+def _is_text(token_ids: Int64s, positions: Int64s) -> bool:
+    """False if a row is an image's, or positions have several axes."""
+    return len(positions) == 1 and VIRTUAL not in token_ids.tolist()
 
 
 def _is_single(step: SequenceStep) -> bool:

@@ -262,7 +262,8 @@ class ModelRunner:
         return self._next_batch.take(steps) or self._batch_of(steps)
 
     def _batch_of(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
-        return build_forward_batch(self._input_batch, steps, self._vocab_size, self._metadata_builder, self._transfers)
+        makers = self._metadata_builder, self._transfers, self._sampling.draws
+        return build_forward_batch(self._input_batch, steps, self._vocab_size, *makers)
 
     def _prepared_batch_of(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
         batch = self._batch_of(steps)
@@ -283,8 +284,7 @@ class ModelRunner:
         """A captured step, if there is one for this batch."""
         if self._graphs is None or (rows := batch.decodes) is None:
             return None
-        draws = self._sampling.draws([self._input_batch[slot] for slot in batch.sample_slots])
-        if (decoded := self._graphs.decode(rows, draws, batch.metadata)) is None:
+        if (decoded := self._graphs.decode(rows, batch.metadata)) is None:
             return None
         return _Computed([], decoded.logits, decoded)
 

@@ -59,9 +59,9 @@ def right_decode(kernels: ctypes.CDLL) -> bool:
     backend, sampling = PagedCpuAttention(kernels, HEADS), KernelSampling(kernels)
     model, limits = _tiny_decoder(kernels, backend), StepLimits(1, 1, 2, BLOCK)
     at, token, one = np.array([TOKENS - 1]), np.array([7]), np.array([1])
-    rows = DecodeRows(np.array([0]), token, at, sampling=np.array([0]))
-    metadata = backend.builder(limits).build(AttentionInput(rows.slots, at, one, np.array([[1, 0]]), at - BLOCK))
     draw = Draw(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, key=0x123456789ABCDEF0)
+    rows = DecodeRows(np.array([0]), token, at, sampling=np.array([0]), draws=[draw])
+    metadata = backend.builder(limits).build(AttentionInput(rows.slots, at, one, np.array([[1, 0]]), at - BLOCK))
 
     def cache() -> torch.Tensor:
         return random(len(model.layers), *backend.kv_shape(limits.max_blocks, BLOCK), seed=2)
@@ -71,7 +71,7 @@ def right_decode(kernels: ctypes.CDLL) -> bool:
     )
     if (compiled := compile_decodes(kernels, parts)) is None:
         return False
-    found, hidden = compiled.decode(rows, [draw], metadata), model.embed(torch.from_numpy(token))
+    found, hidden = compiled.decode(rows, metadata), model.embed(torch.from_numpy(token))
     expected = model.logits(model.forward(hidden, torch.from_numpy(at)[None], cache(), metadata, None))
     if found is None or found.logits is None or found.tokens is None or expected is None:
         return False

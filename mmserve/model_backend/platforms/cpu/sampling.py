@@ -29,12 +29,12 @@ class KernelSampling(TorchSampling):
 
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
         chosen = torch.empty(len(logits), dtype=torch.int64)
-        addresses = (numbers_of(draws), may_ban, chosen.data_ptr())
+        addresses = (_numbers_of(draws), may_ban, chosen.data_ptr())
         self._kernels.mm_sample(logits.data_ptr(), logits.stride(0), *logits.shape, *addresses)
         return chosen
 
 
-def numbers_of(draws: Sequence[Draw]) -> ctypes.Array[ctypes.c_double]:
+def _numbers_of(draws: Sequence[Draw]) -> ctypes.Array[ctypes.c_double]:
     """As the kernels take them."""
     numbers = [number for draw in draws for number in draw.numbers]
     return (ctypes.c_double * len(numbers))(*numbers)

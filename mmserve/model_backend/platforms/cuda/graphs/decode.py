@@ -18,7 +18,6 @@ from mmserve.config.resolved.graph_ladder import rung_of
 from mmserve.model_backend.platforms.cuda.graphs.capture import Capture, Captured
 from mmserve.model_backend.platforms.cuda.graphs.inputs import RowInputs, StepInputs
 from mmserve.model_backend.platforms.decode_graphs import Decoded, DecodeRows, GraphParts
-from mmserve.model_backend.platforms.sampling import Draw
 from mmserve.model_backend.transfers import Transfers
 
 _CAPTURED, _NO_MEMORY, _FAILED = 0, 1, 2
@@ -54,18 +53,18 @@ class CapturedDecodes:
         """Nothing: the host is ahead of the device."""
 
     @torch.inference_mode()
-    def decode(self, rows: DecodeRows, draws: Sequence[Draw], metadata: Any) -> Decoded | None:
+    def decode(self, rows: DecodeRows, metadata: Any) -> Decoded | None:
         rung, key = rung_of(len(rows.slots), self.rungs), self._parts.attention.graph_key(metadata)
         if rung is None or key is None:
             return None
         self._forget_others(key)
         if rung not in self._graphs:
             # A capture computes the step as well: nobody gets its tokens.
-            self._inputs.fill(rung, rows._replace(sampling=rows.sampling[:0]), ())
+            self._inputs.fill(rung, rows._replace(sampling=rows.sampling[:0], draws=()))
             self._add(rung, self._inputs.of(rung), metadata)
         if (graph := self._graphs.get(rung)) is None:
             return None
-        self._inputs.fill(rung, rows, draws)
+        self._inputs.fill(rung, rows)
         count, index = len(rows.sampling), None
         if count < len(rows.slots):
             index = self._transfers.to_device(torch.from_numpy(rows.sampling))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from mmserve.model_backend.platforms.decode_graphs import SAMPLED_HERE, DecodeRows
-from mmserve.model_backend.platforms.sampling import GREEDY, NUM_DRAW_NUMBERS, Draw
+from mmserve.model_backend.platforms.sampling import GREEDY, NUM_DRAW_NUMBERS
 from mmserve.model_backend.transfers import Transfers
 
 _COLUMNS = 4
@@ -43,8 +42,8 @@ class StepInputs:
         draws = self._words[_COLUMNS * rows : _WORDS * rows].view(torch.float64).view(rows, NUM_DRAW_NUMBERS)
         return RowInputs(columns[0], columns[1], columns[2:3], columns[3], draws)
 
-    def fill(self, rows: int, step: DecodeRows, draws: Sequence[Draw]) -> None:
-        """With a step of at most so many rows, by one copy. ``draws``: of the rows that are sampled from, or none."""
+    def fill(self, rows: int, step: DecodeRows) -> None:
+        """With a step of at most so many rows, by one copy."""
         words = np.zeros(_WORDS * rows, dtype=np.int64)
         columns, count = words[: _COLUMNS * rows].reshape(_COLUMNS, rows), len(step.slots)
         columns[0], columns[3] = self._nobody, self._nobody
@@ -55,6 +54,6 @@ class StepInputs:
         columns[3, step.sampling] = step.slots[step.sampling]
         numbers = words[_COLUMNS * rows :].view(np.float64).reshape(rows, NUM_DRAW_NUMBERS)
         numbers[:] = GREEDY.numbers
-        if draws:
-            numbers[step.sampling] = [draw.numbers for draw in draws]
+        if step.draws:
+            numbers[step.sampling] = [draw.numbers for draw in step.draws]
         self._transfers.copy_into(self._words[: len(words)], torch.from_numpy(words))

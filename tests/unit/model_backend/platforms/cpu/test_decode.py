@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ class Steps:
         return self.platform.decode_graphs(GraphParts(*parts, self.vocab_size, torch.float32))
 
     @torch.inference_mode()
-    def check(self, graphs: DecodeGraphs, rows: DecodeRows, draws: list[Draw]) -> Decoded:
+    def check(self, graphs: DecodeGraphs, rows: DecodeRows) -> Decoded:
         """What the one call gives, which is what the parts give."""
         metadata = self.attention.builder(LIMITS).build(step_of([(int(at), 1) for at in rows.positions]))
         known, last_token = torch.from_numpy(rows.token_ids), self.last_token.clone()
@@ -61,14 +62,14 @@ class Steps:
         hidden = self.model.forward(self.model.embed(ids), positions, cache, metadata, torch.from_numpy(rows.sampling))
         logits = self.model.logits(hidden)
         assert logits is not None
-        decoded = graphs.decode(rows, draws, metadata)
+        decoded = graphs.decode(rows, metadata)
         assert decoded is not None
         assert decoded.logits is not None
         assert torch.equal(decoded.logits, logits)
         assert torch.equal(self.cache, cache)
         assert torch.equal(decoded.read, ids[rows.sampling])
-        if draws:
-            tokens = self.sampling.choose(logits, draws, may_ban=False)
+        if rows.draws:
+            tokens = self.sampling.choose(logits, rows.draws, may_ban=False)
             assert decoded.tokens is not None
             assert torch.equal(decoded.tokens, tokens)
             last_token[rows.slots[rows.sampling]] = tokens
@@ -76,8 +77,12 @@ class Steps:
         return decoded
 
 
-def rows_of(slots: list[int], ids: list[int], positions: list[int], sampling: list[int]) -> DecodeRows:
-    return DecodeRows(*map(np.array, (slots, ids, positions, sampling)))
+def rows_of(
+    slots: list[int], ids: list[int], positions: list[int], sampling: list[int], draws: Sequence[Draw] | None = None
+) -> DecodeRows:
+    """Greedy ones by default."""
+    draws = [GREEDY] * len(sampling) if draws is None else draws
+    return DecodeRows(*map(np.array, (slots, ids, positions, sampling)), draws)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -87,8 +92,8 @@ def test_one_call_gives_the_bits_of_the_parts(tmp_path: Path, family: str, dtype
     graphs = steps.graphs()
     assert graphs is not None
     here = SAMPLED_HERE
-    steps.check(graphs, rows_of([2, 0, 3], [here, 7, here], [90, 40, 17], [0, 1, 2]), [GREEDY, DRAWN, DRAWN])
-    steps.check(graphs, rows_of([0, 1, 3], [here, 5, here], [41, 0, 18], [0, 2]), [DRAWN, GREEDY])
+    steps.check(graphs, rows_of([2, 0, 3], [here, 7, here], [90, 40, 17], [0, 1, 2], [GREEDY, DRAWN, DRAWN]))
+    steps.check(graphs, rows_of([0, 1, 3], [here, 5, here], [41, 0, 18], [0, 2], [DRAWN, GREEDY]))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
@@ -102,7 +107,7 @@ def test_positions_beyond_those_whose_angles_are_known(
     graphs = steps.graphs()
     assert graphs is not None
     for position in (30, 31, 32, 47, 48, 63, 64, 3, 200):
-        steps.check(graphs, rows_of([1, 2], [SAMPLED_HERE, 3], [position, 5], [0, 1]), [GREEDY, GREEDY])
+        steps.check(graphs, rows_of([1, 2], [SAMPLED_HERE, 3], [position, 5], [0, 1]))
 
 
 def test_steps_of_other_numbers_of_rows_follow_one_another(tmp_path: Path) -> None:
@@ -111,7 +116,7 @@ def test_steps_of_other_numbers_of_rows_follow_one_another(tmp_path: Path) -> No
     assert graphs is not None
     one, two = rows_of([1], [SAMPLED_HERE], [20], [0]), rows_of([2, 0], [4, SAMPLED_HERE], [33, 9], [1])
     for rows in (one, two, one, one, two):
-        steps.check(graphs, rows, [GREEDY])
+        steps.check(graphs, rows)
 
 
 def test_a_step_that_was_prepared_and_one_that_came_instead(tmp_path: Path) -> None:
@@ -121,10 +126,10 @@ def test_a_step_that_was_prepared_and_one_that_came_instead(tmp_path: Path) -> N
     expected, other = rows_of([1], [SAMPLED_HERE], [20], [0]), rows_of([2], [4], [33], [0])
     metadata = steps.attention.builder(LIMITS).build(step_of([(20, 1)]))
     graphs.prepare(expected, metadata)
-    steps.check(graphs, other, [GREEDY])
+    steps.check(graphs, other)
     graphs.prepare(expected, metadata)
     steps.last_token[1] = 6  # known only after the step before
-    steps.check(graphs, expected, [GREEDY])
+    steps.check(graphs, expected)
 
 
 def test_a_step_after_one_that_could_not_be_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +139,7 @@ def test_a_step_after_one_that_could_not_be_prepared(tmp_path: Path, monkeypatch
     graphs = steps.graphs()
     assert graphs is not None
     rows, far = rows_of([1], [SAMPLED_HERE], [20], [0]), rows_of([2, 0], [4, 5], [100, 7], [0, 1])
-    steps.check(graphs, rows, [GREEDY])
+    steps.check(graphs, rows)
 
     def fail(self: Rotary, positions: torch.Tensor) -> None:
         raise MemoryError
@@ -142,9 +147,9 @@ def test_a_step_after_one_that_could_not_be_prepared(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(Rotary, "angles", fail)
         with pytest.raises(MemoryError):
-            graphs.decode(far, [GREEDY, GREEDY], steps.attention.builder(LIMITS).build(step_of([(100, 1), (7, 1)])))
-    steps.check(graphs, rows, [GREEDY])
-    steps.check(graphs, far, [GREEDY, GREEDY])
+            graphs.decode(far, steps.attention.builder(LIMITS).build(step_of([(100, 1), (7, 1)])))
+    steps.check(graphs, rows)
+    steps.check(graphs, far)
 
 
 def test_logits_of_many_rows_have_memory_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,10 +157,10 @@ def test_logits_of_many_rows_have_memory_of_their_own(tmp_path: Path, monkeypatc
     steps = Steps(tmp_path, "llama", torch.bfloat16)
     graphs = steps.graphs()
     assert graphs is not None
-    first = steps.check(graphs, rows_of([1, 2], [3, 4], [20, 5], [0, 1]), [GREEDY, DRAWN])
+    first = steps.check(graphs, rows_of([1, 2], [3, 4], [20, 5], [0, 1], [GREEDY, DRAWN]))
     assert first.logits is not None
     kept = first.logits.clone()
-    steps.check(graphs, rows_of([1, 2], [5, 6], [21, 6], [0, 1]), [GREEDY, DRAWN])
+    steps.check(graphs, rows_of([1, 2], [5, 6], [21, 6], [0, 1], [GREEDY, DRAWN]))
     assert torch.equal(first.logits, kept)
 
 
@@ -163,14 +168,14 @@ def test_a_quantized_head(tmp_path: Path) -> None:
     steps = Steps(tmp_path, "llama", torch.bfloat16, "int8")
     graphs = steps.graphs()
     assert graphs is not None
-    steps.check(graphs, rows_of([1, 2], [3, 4], [20, 5], [0, 1]), [GREEDY, DRAWN])
+    steps.check(graphs, rows_of([1, 2], [3, 4], [20, 5], [0, 1], [GREEDY, DRAWN]))
 
 
 def test_without_draws_nothing_is_chosen(tmp_path: Path) -> None:
     steps = Steps(tmp_path, "llama", torch.float32)
     graphs = steps.graphs()
     assert graphs is not None
-    assert steps.check(graphs, rows_of([1, 0], [3, SAMPLED_HERE], [20, 9], [0, 1]), []).tokens is None
+    assert steps.check(graphs, rows_of([1, 0], [3, SAMPLED_HERE], [20, 9], [0, 1], [])).tokens is None
 
 
 def test_a_row_that_is_not_finite_gets_no_token(tmp_path: Path) -> None:
@@ -180,7 +185,7 @@ def test_a_row_that_is_not_finite_gets_no_token(tmp_path: Path) -> None:
     steps.cache.fill_(float("nan"))
     metadata = steps.attention.builder(LIMITS).build(step_of([(20, 1)]))
     with torch.inference_mode():
-        decoded = graphs.decode(rows_of([1], [3], [20], [0]), [GREEDY], metadata)
+        decoded = graphs.decode(rows_of([1], [3], [20], [0]), metadata)
     assert decoded is not None
     assert decoded.tokens is not None
     assert decoded.tokens.tolist() == [NOT_FINITE]
@@ -192,7 +197,7 @@ def test_steps_that_are_left_to_the_parts(tmp_path: Path) -> None:
     graphs = steps.graphs()
     assert graphs is not None
     before, metadata = steps.cache.clone(), steps.attention.builder(LIMITS).build(step_of([(20, 1)]))
-    assert graphs.decode(rows_of([1], [3], [20], []), [], metadata) is None, "none is sampled from"
+    assert graphs.decode(rows_of([1], [3], [20], []), metadata) is None, "none is sampled from"
     assert torch.equal(steps.cache, before)
     experts = Steps(tmp_path / "experts", "qwen3_moe", torch.float32)
     assert experts.graphs() is None

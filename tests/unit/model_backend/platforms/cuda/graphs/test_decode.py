@@ -69,8 +69,8 @@ class Setup:
         numbers = np.array(slots, dtype=np.int64)
         rows = np.arange(len(slots)) if sampling is None else np.array(sampling, dtype=np.int64)
         draws = more.get("draws") or [GREEDY] * len(rows)
-        made = DecodeRows(numbers, np.full(len(slots), known), 10 + numbers, rows)
-        return self.graphs.decode(made, draws, more.get("key", "key"))
+        made = DecodeRows(numbers, np.full(len(slots), known), 10 + numbers, rows, draws)
+        return self.graphs.decode(made, more.get("key", "key"))
 
     def tokens(self, *arguments: Any, **more: Any) -> list[int]:
         decoded = self.step(*arguments, **more)
